@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.serving.code_version import code_version, content_hash
+from baton.serving.versions import code_version, content_hash
 from tests.chaos.other_version import copy_version
 from tests.e2e.deployments import Deployment, descendants, running_deployment
 from tests.fakes.scaled_deadline import slowdown

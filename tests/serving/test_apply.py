@@ -22,7 +22,6 @@ from baton.serving.application.builds import (
     initial_build_record,
     vllm_version,
 )
-from baton.serving.code_version import code_version
 from baton.serving.rollout.apply import apply_config, report, roll_back, target_sizes
 from baton.serving.rollout.live_deployment import cpu_shortfall
 from baton.serving.rollout.ports import ApplyResult
@@ -35,6 +34,7 @@ from baton.serving.store.config_store import (
     GenerationStatus,
     LiveConfig,
 )
+from baton.serving.versions import code_version
 from tests.fakes.head_store import HeadStore
 from tests.serving.configs import written
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import baton
-from baton.serving.code_version import code_version, content_hash
+from baton.serving.versions import code_version, content_hash
 
 OURS = Path(baton.__file__).parent
 

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from baton.config.schema.deployment import DeploymentConfig
-from baton.serving.doctor.config import config_checks
 from baton.serving.doctor.facts import (
     INGRESS_IMPORT,
     FileDescriptorLimits,
@@ -29,7 +28,7 @@ from baton.serving.doctor.facts import (
     rdma_nics,
     secret_files,
 )
-from baton.serving.doctor.machine import machine_checks
+from baton.serving.doctor.machine import config_checks, machine_checks
 from baton.serving.doctor.result import Check, CheckStatus
 from baton.serving.doctor.run import build_report
 from baton.serving.preflight.couplings import Coupling, coupling_findings

@@ -14,12 +14,14 @@ from baton.domain.errors import ClusterFailed, NotRunning, TimedOut
 from baton.runtime.link.options import LinkOptions
 from baton.serving.doctor.deployment import (
     DeploymentSnapshot,
+    OpenPort,
+    check_ray_auth,
     deployment_checks,
+    open_ports,
     unreachable_checks,
 )
 from baton.serving.doctor.facts import UnknownFact
 from baton.serving.doctor.result import Check, CheckStatus
-from baton.serving.doctor.security import OpenPort, check_ray_auth, open_ports
 
 VIEW: dict[str, Any] = {
     "replica_id": "decode-1",

@@ -148,6 +148,8 @@ def test_a_monitor_that_starts_nothing_is_no_autoscaler(tmp_path: Path) -> None:
 def test_a_ray_without_what_is_private_has_no_autoscaler_that_is_known(
     missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    import ray  # noqa: F401 - all of it is imported before a part of it is missing
+
     from baton.serving.ray.autoscaler import read_autoscaling_capacity
 
     monkeypatch.setitem(sys.modules, missing, None)

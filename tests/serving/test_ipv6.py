@@ -14,9 +14,9 @@ from baton.domain.errors import ClusterFailed
 from baton.domain.names.addresses import parse_address
 from baton.runtime.replica_host import ReplicaHost
 from baton.serving.cluster.local_cluster import attach
-from baton.serving.doctor.config import check_ports
+from baton.serving.doctor.deployment import OpenPort, check_open_ports
+from baton.serving.doctor.machine import check_ports
 from baton.serving.doctor.result import CheckStatus
-from baton.serving.doctor.security import OpenPort, check_open_ports
 from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
 from baton.serving.preflight.facts import PortFact
 from baton.serving.preflight.security import exposure_findings

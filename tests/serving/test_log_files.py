@@ -13,8 +13,8 @@ from baton.serving.operator.log_files import (
     LogFiles,
     LogLine,
     LogQuery,
-    existing_lines,
     follow_lines,
+    last_lines,
     parse_line,
 )
 from baton.telemetry.logs import LogFormat, configure_logs, log_event
@@ -173,10 +173,9 @@ def test_a_traceback_is_shown_with_its_event(session: Session) -> None:
 
 
 def test_the_last_lines_are_the_newest_of_all(session: Session) -> None:
-    assert [line.event for line in existing_lines(session.files, LogQuery(tail_lines=2))] == [
-        "b",
-        "a",
-    ]
+    query = LogQuery(tail_lines=2)
+    lines = last_lines(session.files.read(query), query)
+    assert [line.event for line in lines] == ["b", "a"]
 
 
 def test_following_ends_with_the_deployment_and_misses_nothing(session: Session) -> None:

@@ -19,7 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from baton.serving.http import side_server
-from baton.serving.http.access_token import TokenAuthMiddleware, TokenFile
+from baton.serving.http.access import TokenAuthMiddleware, TokenFile
 from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer, metrics_app
 from baton.telemetry.catalogue import RESUMES, SLO_GOOD
 from baton.telemetry.families import Families

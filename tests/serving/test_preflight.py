@@ -31,7 +31,7 @@ from baton.serving.preflight.facts import (
     installed_versions,
     port_listener,
 )
-from baton.serving.preflight.models import source_findings
+from baton.serving.preflight.named_files import source_findings
 from tests.serving.configs import SMALL, written
 
 GIB = 1024**3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray._private import worker
 
-from baton.serving.ray.logging import redirect_ray_messages
+from baton.serving.ray.driver import redirect_ray_messages
 
 
 def test_messages_of_ray_go_to_standard_error(

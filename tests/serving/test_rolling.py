@@ -19,7 +19,6 @@ from baton.serving.application.builds import (
     decode_build_record,
     encode_build_record,
 )
-from baton.serving.code_version import code_version
 from baton.serving.rollout.rollout import (
     FleetStatus,
     RolloutOptions,
@@ -29,6 +28,7 @@ from baton.serving.rollout.rollout import (
 )
 from baton.serving.rollout.upgrade import upgrade
 from baton.serving.shared.names import CONTROLLER, INGRESS
+from baton.serving.versions import code_version
 from tests.serving.test_apply import BOTH, Fleet, Make, make
 
 __all__ = ["make"]  # the fixture

@@ -12,7 +12,7 @@ from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.adapters import ADAPTER_PATHS
 from baton.engine.vllm.gate.gate import ROUTES, Gate, allowed_methods
 from baton.runtime.keys.api_keys import KeyRing, mint
-from baton.serving.http.access_token import TokenAuthMiddleware
+from baton.serving.http.access import TokenAuthMiddleware
 
 NOW = datetime.now(UTC)
 KEY, API_KEY = mint("acme", now=NOW)

@@ -269,7 +269,8 @@ def test_there_are_many_of_every_kind() -> None:
     clients = after_the_storm().clients
     assert len(clients) == REQUESTS_SENT >= 1000
     became = Counter(client.became() for client in clients.values())
-    assert min(became[kind] for kind in ("good", "missed", "client_error", "excluded")) >= 15, became
+    kinds = ("good", "missed", "client_error", "excluded")
+    assert min(became[kind] for kind in kinds) >= 15, became
     outcomes = told(REQUESTS.name, "outcome")
     ended = {"finished", "shed", "evicted", "failed", "cancelled", "client_error"}
     assert set(outcomes) == ended

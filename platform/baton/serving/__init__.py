@@ -1,1 +1,1 @@
-"""Ray Serve: the composition root and the deployments it wires together."""
+"""Ray Serve: the composition root and its deployments."""

@@ -1,9 +1,8 @@
 """The application as others deploy it: KubeRay's RayService, `serve deploy`, Ray's REST API.
 
-Ray Serve imports `application` in a task on the cluster, and calls it with the arguments that its
-own configuration file gives it. It is called again whenever these change, and then runs once more
-beside what serves: so what is kept in the store of Ray's head is begun anew only where there is
-nothing, and a configuration that differs from what holds becomes its next generation.
+Ray Serve imports `application` in a task on the cluster and calls it with the arguments of its
+configuration file, again after each change and while the old application serves. So the first
+configuration starts the store of Ray's head, and a different one becomes its next generation.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def application(arguments: dict[str, object]) -> Application:
-    """Build the application that Ray Serve was told to run.
+    """Build the application of these arguments.
 
     Raises:
-        ConfigInvalid: the arguments hold no configuration that can be used.
+        ConfigInvalid: the arguments hold no valid configuration.
         PreflightFailed: the cluster cannot run it.
     """
     config = config_of(arguments)
@@ -56,7 +55,7 @@ def application(arguments: dict[str, object]) -> Application:
 
 
 def config_of(arguments: Mapping[str, object]) -> DeploymentConfig:
-    """The configuration that the arguments hold.
+    """The configuration in the arguments.
 
     Raises:
         ConfigInvalid: there is none, or it is wrong.
@@ -71,10 +70,10 @@ def config_of(arguments: Mapping[str, object]) -> DeploymentConfig:
 
 
 def check_nodes(config: DeploymentConfig) -> None:
-    """Check what must hold however many nodes there are by now: others may come when asked for.
+    """Check everything that does not depend on the number of nodes: more may join on demand.
 
     Raises:
-        PreflightFailed: with everything that stands in the way.
+        PreflightFailed: with every finding.
     """
     store = get_gcs_address()
     ray_auth = "guarded" if is_loopback_address(store) else probe_ray_auth(store)
@@ -91,7 +90,7 @@ def check_nodes(config: DeploymentConfig) -> None:
 
 
 def commit_config(config: DeploymentConfig, store: Store) -> None:
-    """Have this configuration hold, whatever held before; does nothing where it does already."""
+    """Make this the current configuration; does nothing if it is current already."""
     generations = Generations(store)
     if store.get(f"note/{BUILD_RECORD_KEY}") is None:
         generations.add_first(config)

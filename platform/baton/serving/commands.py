@@ -1,4 +1,4 @@
-"""What the command line's verbs do: start, watch, show and end a baton."""
+"""The verbs of the command line: start, watch, show and end a deployment."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ from baton.serving.operator.log_files import (
     LogFiles,
     LogLine,
     LogQuery,
-    existing_lines,
     follow_lines,
+    last_lines,
 )
 from baton.serving.preflight.checks import check_machine, check_submission
 from baton.serving.rollout.apply import apply_config, changed_histograms, restart_changes, roll_back
@@ -74,15 +74,14 @@ Report = Mapping[str, object]
 _DEMO_START_TIMEOUT_S = 600.0
 _POLL_S = 0.2
 _NODES_POLL_S = 1.0
-"""Between looks at the logs of all nodes of a cluster."""
 _EXIT_TIMEOUT_S = 60.0
-"""For the process that holds a deployment to end what it started, once it gives up."""
+"""For the process that owns a deployment to clean up after a timeout."""
 
 
 def up(config: LoadedConfig, *, block: bool, timeout_s: float | None, progress: Progress) -> Report:
-    """Start a deployment; returns when it is healthy, or with `block` when it was told to end.
+    """Start a deployment; returns when it is healthy, or with `block` after SIGINT or SIGTERM.
 
-    On a cluster that runs already nothing has to hold it: there it returns either way.
+    On an existing cluster it returns when it is healthy: no process needs to stay.
     """
     if timeout_s is None:
         timeout_s = deployment_deadline_s(config.config)
@@ -107,36 +106,36 @@ def up(config: LoadedConfig, *, block: bool, timeout_s: float | None, progress: 
 
 
 def attach(*, address: str | None) -> AbstractContextManager[AttachedCluster]:
-    """The deployment here or there, to be asked as often as wanted."""
+    """A connection to the deployment, for any number of queries."""
     return connect_deployment(address)
 
 
 def status(*, address: str | None) -> Report:
-    """What runs: the deployment, its replicas as Serve and as each ingress sees them."""
+    """The deployment, its replicas as Serve and as each ingress sees them."""
     with connect_deployment(address) as deployment:
         return deployment.status()
 
 
 def explain_route(request_id: str, *, address: str | None) -> Report:
-    """How a request was placed, as every ingress that remembers it tells."""
+    """How a request was placed, from every ingress that remembers it."""
     with connect_deployment(address) as deployment:
         return deployment.explain_route(request_id)
 
 
 def requests(count: int, *, order: str, address: str | None) -> Report:
-    """Stories of the last requests of every ingress; `order` is a `RecordSelection`."""
+    """Reports of the last requests of every ingress; `order` is a `RecordSelection`."""
     with connect_deployment(address) as deployment:
         return deployment.requests(count, order=order)
 
 
 def links(*, address: str | None) -> Report:
-    """Every pair of replicas between which KV blocks may move, and what is known of it."""
+    """The state of every pair of replicas between which KV blocks may move."""
     with connect_deployment(address) as deployment:
         return deployment.links()
 
 
 def scale(pool: str, replicas: int, *, for_s: float | None, address: str | None) -> Report:
-    """Have exactly so many replicas of a pool, for a while or, with None, until told."""
+    """Set the replicas of a pool for `for_s` seconds; None: until released."""
     with connect_deployment(address) as deployment:
         return _raise_if_refused(deployment.scale(pool, replicas, for_s))
 
@@ -154,22 +153,22 @@ def explain_scale(ticks: int, *, address: str | None) -> Report:
 
 
 def usage(*, address: str | None) -> Report:
-    """What each tenant has used, and what nobody has."""
+    """The usage of each tenant, overhead and idle time."""
     with connect_deployment(address) as deployment:
         return deployment.usage()
 
 
 def doctor(config: LoadedConfig | None, *, address: str | None, progress: Progress) -> Report:
-    """Everything that can be looked at: this machine, a configuration, what runs."""
+    """All checks: of this machine, a configuration, and the running deployment."""
     return run_checks(None if config is None else config.config, address=address, progress=progress)
 
 
 def logs(
     query: LogQuery, *, follow: bool, progress: Progress, address: str | None = None
 ) -> Iterator[LogLine | None]:
-    """What was logged, and with `follow` what will be; None for nothing new for a moment.
+    """Existing log lines and, with `follow`, new lines; None after a moment without any.
 
-    Of a deployment that this machine holds, on this machine; of another, on all nodes that answer.
+    Of a local deployment from this machine's files, else from all nodes that answer.
     """
     state = find_local_state(address)
     if state is not None:
@@ -177,18 +176,14 @@ def logs(
         yield from (
             follow_lines(files, query, is_alive=state.is_alive)
             if follow
-            else existing_lines(files, query)
+            else last_lines(files.read(query), query)
         )
         return
     with cluster_logs(remote_address(address), progress) as node_logs:
         if follow:
-            yield from follow_lines(node_logs, query, is_alive=_always, pause_s=_NODES_POLL_S)
+            yield from follow_lines(node_logs, query, is_alive=lambda: True, pause_s=_NODES_POLL_S)
         else:
-            yield from existing_lines(node_logs, query)
-
-
-def _always() -> bool:
-    return True
+            yield from last_lines(node_logs.read(query), query)
 
 
 def _raise_if_refused(result: Report) -> Report:
@@ -198,7 +193,7 @@ def _raise_if_refused(result: Report) -> Report:
 
 
 def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
-    """Have what runs go by another configuration: all of it, or nothing."""
+    """Change the configuration of the running deployment: all of it, or nothing."""
     with attach_deployment(options.address), open_live_deployment() as deployment:
         live, registry = deployment.current(), active_adapters()
         config = replace(config, config=with_live_cluster(config.config, live.config))
@@ -228,7 +223,7 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
 
 
 def rollback(to: int | None, options: ApplyOptions, *, progress: Progress) -> Report:
-    """Have what runs go by an earlier configuration; None: the last other one that was good."""
+    """Return to an earlier configuration; None: the last other one with a good result."""
     with (
         attach_deployment(options.address),
         open_live_deployment() as deployment,
@@ -239,7 +234,7 @@ def rollback(to: int | None, options: ApplyOptions, *, progress: Progress) -> Re
 
 
 def upgrade(options: ApplyOptions, *, progress: Progress) -> Report:
-    """Have what runs go by the code and the interpreter of this process."""
+    """Replace what runs by the code and interpreter of this process."""
     with (
         attach_deployment(options.address),
         open_live_deployment() as deployment,
@@ -250,7 +245,7 @@ def upgrade(options: ApplyOptions, *, progress: Progress) -> Report:
 
 
 def history(*, address: str | None) -> Report:
-    """Every configuration that is kept, and what became of it; oldest first."""
+    """All stored configurations with their outcomes, oldest first."""
     with attach_deployment(address), open_live_deployment() as deployment:
         live, record = deployment.current(), deployment.build_record()
         rows = [asdict(generation) for generation in deployment.history()]
@@ -293,9 +288,9 @@ def _restart(
     timeout_s: float,
     progress: Progress,
 ) -> Report:
-    """Drain and end what runs, start the new; the old one again when that does not work.
+    """Drain and end the running deployment, start the new one; start the old again if that fails.
 
-    Adapters that were `registry` while the old one served are served again.
+    The adapters in `registry` are served again.
     """
     progress("draining and ending what runs")
     down(timeout_s=timeout_s)
@@ -316,7 +311,6 @@ def _restart(
 def _restore_adapters(
     config: DeploymentConfig, registry: AdapterRegistry, progress: Progress
 ) -> None:
-    """Have the deployment that was started again serve adapters that no file names."""
     if not registry.adapters:
         return
     for adapter, why in unserved_adapters(registry, adapter_rules(config)):
@@ -326,7 +320,7 @@ def _restore_adapters(
 
 
 def join_script(*, labels: Sequence[str], node_address: str | None, address: str | None) -> Report:
-    """What another machine runs to join the cluster of the deployment that runs here."""
+    """A script with which another machine joins the local cluster."""
     if find_local_state(address) is None:
         raise NotRunning(
             f"the Ray cluster at {remote_address(address)} is not baton's own",
@@ -336,9 +330,9 @@ def join_script(*, labels: Sequence[str], node_address: str | None, address: str
 
 
 def down(*, timeout_s: float, address: str | None = None) -> Report:
-    """Tell the process that holds the deployment to drain and end, and wait until it has.
+    """Have the owner of the deployment drain and end, and wait until it has.
 
-    From a cluster that somebody else has started, it is taken away, and the cluster goes on.
+    From an existing cluster only the application is removed.
     """
     state = find_local_state(address)
     if state is None:
@@ -378,7 +372,7 @@ def demo(config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
 
 @contextmanager
 def _quiet_stdout() -> Iterator[None]:
-    """Keep stdout for our report: Ray, in Python and in C++, prints there what it complains of."""
+    """Keep stdout for the report: Ray prints complaints there, in Python and in C++."""
     sys.stdout.flush()
     saved_fd = os.dup(1)
     os.dup2(2, 1)
@@ -400,7 +394,7 @@ def _show_next_steps(state: ClusterState, model: str, progress: Progress) -> Non
 
 
 def _wait_for_interrupt() -> None:
-    """Block until Ctrl-C or SIGTERM, and take either for the wish to end in good order."""
+    """Block until Ctrl-C or SIGTERM; both end the deployment in good order."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -416,7 +410,7 @@ def _wait_for_interrupt() -> None:
 
 
 def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> Report:
-    """Have another process hold the deployment, and wait until it says that it is healthy."""
+    """Start a process that owns the deployment, and wait until it reports health."""
     folder = Path(tempfile.mkdtemp(prefix="baton-up-", dir=state_folder()))
     effective, log = folder / "config.yaml", folder / "up.log"
     effective.write_text(render(config.config))
@@ -429,11 +423,11 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
             stdout=output,
             stderr=output,
             start_new_session=True,
-            # What these say is in the effective configuration already.
+            # The effective configuration contains the values of these variables.
             env={k: v for k, v in os.environ.items() if not k.startswith("BATON__")},
         )
     progress(f"process {owner_process.pid} holds the deployment; its output goes to {log}")
-    # It says itself when its time is up, with what it waited for, and ends what it has started.
+    # After its own timeout the process says why, and ends what it has started.
     until_s = time.monotonic() + timeout_s + _EXIT_TIMEOUT_S
     while time.monotonic() < until_s:
         if owner_process.poll() is not None:
@@ -451,7 +445,6 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
 
 
 def _startup_failure(lines: Sequence[str], log: Path) -> EngineStartFailed:
-    """What a holder that has ended complained of, and what it said to do."""
     why = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     remedy = [line.removeprefix("next: ") for line in lines if line.startswith("next: ")]
     return EngineStartFailed(
@@ -460,7 +453,6 @@ def _startup_failure(lines: Sequence[str], log: Path) -> EngineStartFailed:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Whether a process does anything; one that waits for its parent to notice its end does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

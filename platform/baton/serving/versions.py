@@ -1,25 +1,32 @@
-"""Versions of the packages that baton builds on, and which of them it was tested with.
+"""The version of the running code, and the tested versions of the packages that it builds on.
 
-baton speaks vLLM's engine protocol and uses parts of Ray Serve that are not public: another version
-is another program. So what nobody has tried does not start, unless somebody says that it shall.
+baton speaks vLLM's engine protocol and uses private parts of Ray Serve, so any other version may
+break it. Untested versions start only on request.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Final, NamedTuple
+
+import baton
 
 PACKAGES: Final = ("ray", "vllm", "nixl", "torch")
 FLAG: Final = "--allow-untested-versions"
 KEY: Final = "cluster.allow_untested_versions"
+_CONSOLE: Final = "console"
+"""The console's pages run, too; other files that are not Python serve commands only."""
+_HASH_DIGITS: Final = 12
 
 
 class VersionSet(NamedTuple):
     """Versions, major and minor, that were tested together."""
 
     extra: str
-    """Of baton's own, that installs them."""
     ray: str
     vllm: str
     nixl: str
@@ -46,11 +53,9 @@ def versions_tested(package: str) -> tuple[str, ...]:
 def untested_packages(
     versions: Mapping[str, str | None], packages: Sequence[str] = PACKAGES
 ) -> Iterator[tuple[str, str]]:
-    """Packages whose version was not tested, or not with this vLLM, and what is wrong with it.
+    """Packages with an untested version, or untested with this vLLM, and the problem.
 
-    Args:
-        versions: Installed versions; None or absent: not installed.
-        packages: Those to look at.
+    A version that is None or absent is not installed.
     """
     reported = set()
     for package in packages:
@@ -73,7 +78,7 @@ def untested_packages(
 def version_errors(
     versions: Mapping[str, str | None], packages: Sequence[str] = PACKAGES
 ) -> tuple[str, ...]:
-    """What is said before a start with versions that were not tested; empty where all were."""
+    """The errors of a start with untested versions; empty if all were tested."""
     remedy = (
         f"install baton[cpu] or baton[gpu] in a fresh environment, or start with {FLAG} ({KEY})"
         " and find out what else is different"
@@ -87,6 +92,28 @@ def minor_version(version: str) -> str:
 
 
 def is_before(version: str, minimum: tuple[int, int]) -> bool:
-    """Whether a version is of a minor version before this one."""
+    """Whether a version is of an earlier minor version."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return match is not None and (int(match[1]), int(match[2])) < minimum
+
+
+@cache
+def code_version() -> str:
+    """A name such as `0.2.0+3f2a9c1b77d0`, which changes with any change of the code.
+
+    It is read once: files that are replaced later are not what this process runs.
+    """
+    return f"{baton.__version__}+{content_hash(Path(baton.__file__).parent)}"
+
+
+def content_hash(package: Path) -> str:
+    """A hash of the package's files; the same wherever it is installed."""
+    digest = sha256()
+    for file in sorted(package.rglob("*")):
+        relative = file.relative_to(package)
+        is_included = file.suffix == ".py" or relative.parts[0] == _CONSOLE
+        if is_included and "__pycache__" not in relative.parts and file.is_file():
+            digest.update(
+                f"{relative.as_posix()}\0{sha256(file.read_bytes()).hexdigest()}\n".encode()
+            )
+    return digest.hexdigest()[:_HASH_DIGITS]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.serving.code_version import code_version
 from baton.serving.shared.names import CONTROLLER, INGRESS
+from baton.serving.versions import code_version
 from tests.chaos.case import (
     Bound,
     Engines,

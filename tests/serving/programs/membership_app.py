@@ -38,8 +38,15 @@ cluster.start()
 
 import ray  # noqa: E402 - its environment must be set before
 from ray import serve  # noqa: E402
+from ray.serve._private.common import DeploymentID  # noqa: E402
 
 DRAIN_S = 2.0
+
+
+def scale(replicas: int, *, timeout_s: float) -> None:
+    target = DeploymentID(name="Engine", app_name="app")
+    controller = serve_control.find_controller()
+    ray.get(controller.update_deployment_replicas.remote(target, replicas), timeout=timeout_s)
 
 
 @serve.deployment(
@@ -144,7 +151,7 @@ try:
     )
 
     scaled_s = time.monotonic()
-    serve_control.scale("app", "Engine", replicas=3, timeout_s=5)
+    scale(3, timeout_s=5)
     report["scaled_up_s"], third = wait_for_view(lambda m: len(m) == 3, scaled_s)
 
     controller = ray.get(serve_control.find_controller().get_pid.remote(), timeout=5)
@@ -161,7 +168,7 @@ try:
     report["views_around_restart"] = [len(members) for _at, members in views()[before - 1 :]]
 
     shrunk_s = time.monotonic()
-    serve_control.scale("app", "Engine", replicas=2, timeout_s=20)
+    scale(2, timeout_s=20)
     report["scaled_down_s"], last = wait_for_view(lambda m: len(m) == 2, shrunk_s)
     report["smallest_view_after_restart"] = min(len(m) for _at, m in views()[before - 1 :])
 

@@ -1,8 +1,7 @@
 """The composition root: from a configuration to a Ray Serve application.
 
-One deployment for the ingress, one for each pool, one for the controller. Requests and tokens do
-not pass through Serve's handles: the ingress finds the replicas through Serve's membership and
-speaks with them over the fleet link.
+Requests and tokens do not pass through Serve's handles: the ingress finds the replicas through
+Serve's membership and uses the fleet link.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from baton.domain.names.addresses import is_loopback
 from baton.serving.application.builds import Build, Builds, fresh_builds
 from baton.serving.controller.deployment import Controller
 from baton.serving.ingress.deployment import Ingress
+from baton.serving.ray.context import HEAD_NODE_RESOURCE
 from baton.serving.replica.deployment import EngineReplica
 from baton.serving.shared.names import CONTROLLER, INGRESS
 
@@ -24,18 +24,14 @@ if TYPE_CHECKING:
 Options = dict[str, object]
 
 _SHUTDOWN_MARGIN_S = 60.0
-"""What a replica may take to stop after its last stream has ended."""
+"""Time for a replica to stop after its last stream has ended."""
 _MAX_START_ATTEMPTS = 3
-"""An engine that does not start three times in a row will not start the fourth time."""
 _HEALTH_CHECK_TIMEOUT_S = 10.0
-"""Three health checks that get no answer within it, and Serve replaces a replica: half a minute."""
+"""Serve replaces a replica after three health checks without an answer: half a minute."""
 _MAX_INGRESS_REQUESTS = 4096
 _SURGE_PERCENT = 1
-"""Of a pool, rounded up: one more replica at a time up to a hundred, each of which costs a GPU."""
-_HEAD_NODE_RESOURCE = "node:__internal_head__"
-"""Ray's own resource of the node that has the control store."""
+"""Of a pool, rounded up: one more replica at a time up to a hundred, since each takes GPUs."""
 _ACTOR_CPUS = 0.01
-"""Logical CPUs of actors that do little; on a small machine a whole one would be missed."""
 
 
 def build_app(
@@ -47,19 +43,18 @@ def build_app(
 ) -> Application:
     """Bind every deployment into one application.
 
-    Serve replaces the replicas of those whose version is another than before, and no others.
+    Serve replaces only the replicas of deployments whose version has changed.
 
     Args:
-        config: what all of them are built from, unless `builds` says it of each.
-        builds: in a rollout, what is built from what.
-        sizes: how many replicas a pool is to have, or the ingress, where it is not as many as it
-            starts with.
-        surge: whether a replica of a pool that is replaced stays until the next one serves; an
-            ingress always does, and the controller.
+        config: The configuration of all deployments without an entry in `builds`.
+        builds: The build of each deployment in a rollout.
+        sizes: Replicas of pools and of the ingress, if other than initially.
+        surge: Whether a pool's replaced replica stays until the next one serves. Ingresses and
+            the controller always do.
     """
     from ray import serve
 
-    # One at a time is replaced, so that what fails three times in a row is the new build.
+    # Serve replaces one replica at a time, so three failures in a row are the new build's.
     retry_options = {} if builds is None else {"max_constructor_retry_count": _MAX_START_ATTEMPTS}
     builds = fresh_builds(config) if builds is None else builds
 
@@ -67,7 +62,8 @@ def build_app(
         kind: type, options: Options, build: Build, *, surge: bool = True
     ) -> Deployment:
         options = options | {"max_surge_percent": _SURGE_PERCENT if surge else 0}
-        # Serve's own marker: the public call takes no versions, and makes up new ones each time.
+        # `_internal` is Serve's own marker: the public call drops the version and makes up a new
+        # one.
         made: Deployment = serve.deployment(kind).options(**with_interpreter(options, build.python))
         return made.options(version=build.version, _internal=True)
 
@@ -124,27 +120,23 @@ def controller_options(config: DeploymentConfig) -> Options:
 
 
 def _ingress_placement(config: DeploymentConfig) -> Options:
-    """Where an ingress may be, so that the front reaches it.
+    """Where ingresses may run, so that HAProxy reaches them.
 
-    On a cluster that ran before the front is on the head, which often has no CPUs to give. From
-    other nodes ingresses would have to listen where others reach them: they do where clients may
-    come from elsewhere, too.
+    On an existing cluster HAProxy is on the head, which often has no CPUs to give. Ingresses on
+    other nodes listen on addresses that others reach, which suits only a public endpoint.
     """
     if config.cluster.address is None:
         return {"num_cpus": _ACTOR_CPUS} | _head_placement(config)
     if is_loopback(config.server.host):
-        return {"num_cpus": 0, "resources": {_HEAD_NODE_RESOURCE: 0.001}}
+        return {"num_cpus": 0, "resources": {HEAD_NODE_RESOURCE: 0.001}}
     return {"num_cpus": _ACTOR_CPUS}
 
 
 def _head_placement(config: DeploymentConfig) -> Options:
-    """Stay on the node that started the cluster, where clients and operators look for it.
-
-    There HAProxy is the only one who reaches an ingress.
-    """
+    """Stay on the node that started the cluster: its HAProxy reaches ingresses only there."""
     if is_loopback(config.cluster.node_address):
-        return {}  # one node, or a cluster that somebody else has laid out
-    return {"resources": {_HEAD_NODE_RESOURCE: 0.001}}
+        return {}  # one node, or an existing cluster
+    return {"resources": {HEAD_NODE_RESOURCE: 0.001}}
 
 
 def pool_options(config: DeploymentConfig, name: str) -> Options:
@@ -167,7 +159,6 @@ def pool_options(config: DeploymentConfig, name: str) -> Options:
 
 
 def _actor_options(pool: PoolConfig) -> Options:
-    """What the actor of a replica takes whose engine is on its node: its workers are part of it."""
     resources = pool.resources
     actor: Options = {"num_cpus": resources.cpus}
     if resources.gpus:
@@ -191,7 +182,8 @@ def _worker_bundles(pool: PoolConfig) -> Options:
     if resources.memory_bytes:
         bundle["memory"] = resources.memory_bytes / workers
     if resources.accelerator:
-        # Ray's own resource of nodes with this accelerator; a sliver of it ties a bundle to one.
+        # Ray's own resource of nodes with this accelerator; a sliver ties the bundle to one of
+        # them.
         bundle[f"accelerator_type:{resources.accelerator}"] = 0.001
     group: Options = {
         "ray_actor_options": {"num_cpus": 0},

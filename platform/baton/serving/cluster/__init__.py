@@ -1,1 +1,1 @@
-"""The Ray cluster: started, joined, watched and ended."""
+"""The Ray cluster: start, join, watch, end."""

@@ -1,4 +1,4 @@
-"""Files that tell other shells about the batons this user runs; `status` and `down` read them."""
+"""State files of this user's running clusters, for the commands of other shells."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ from baton.serving.front.data_path import DataPath
 _START_TIME_TOLERANCE_S = 1.0
 """Two readings of a process's start time differ by rounding only."""
 _START_TIME_FIELD = 18
-"""Of the fields behind a process's state in /proc/PID/stat.
-
-Source: proc(5), field 22.
-"""
+"""Of the fields behind a process's state in /proc/PID/stat. Source: proc(5), field 22."""
 _ENDED_STATES = frozenset({"Z", "X"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """How to find one running baton."""
+    """How to find one running cluster."""
 
     name: str
-    """Unique among this user's batons; the file's name."""
+    """Unique among this user's clusters; the file's name."""
     pid: int
-    """The process that holds the cluster: it ends with that process."""
+    """The process that owns the cluster, which ends with it."""
     pid_started_at_s: float
-    """Wall clock, as the kernel tells it: for people to read."""
+    """Wall clock, from the kernel: for people to read."""
     address: str
     """Of Ray's control store: `host:port`."""
     namespace: str
@@ -41,10 +38,10 @@ class ClusterState:
     session_name: str
     token_file: str
     pid_started_ticks: int | None = None
-    """See `process_start_ticks`: a pid alone may have been given to someone else."""
+    """See `process_start_ticks`: another process may reuse the pid."""
 
     def is_alive(self) -> bool:
-        """Whether the holder still runs; a wall clock that jumps does not matter to it."""
+        """Whether the owner still runs."""
         if self.pid_started_ticks is not None:
             return process_start_ticks(self.pid) == self.pid_started_ticks
         try:
@@ -55,10 +52,10 @@ class ClusterState:
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since the machine did; None for none, or without /proc.
+    """Start of a process in clock ticks since boot; None without the process or /proc.
 
-    What the kernel gives as wall time is this plus the time of boot, and that one moves with every
-    step of the wall clock: a holder would be taken for somebody else, and its file removed.
+    The kernel's wall time of a start moves with each step of the clock: a live owner would look
+    dead.
     """
     try:
         stat_line = Path(f"/proc/{pid}/stat").read_text()
@@ -70,10 +67,10 @@ def process_start_ticks(pid: int) -> int | None:
 
 
 def state_folder() -> Path:
-    """This user's folder for state files; made with mode 0700 when missing.
+    """This user's folder for state files, mode 0700; made when missing.
 
     Raises:
-        PermissionError: the folder in the shared temp directory belongs to someone else.
+        PermissionError: the folder in the shared temp directory belongs to another user.
     """
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
     if runtime_dir and os.access(runtime_dir, os.W_OK):
@@ -89,7 +86,7 @@ def state_folder() -> Path:
 
 
 def write_state(state: ClusterState, folder: Path) -> Path:
-    """Publish a state; readable by its owner only, and never half written."""
+    """Publish a state atomically; readable by its owner only."""
     path = folder / f"{state.name}.json"
     temp_path = path.with_suffix(".draft")
     with os.fdopen(os.open(temp_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -99,12 +96,12 @@ def write_state(state: ClusterState, folder: Path) -> Path:
 
 
 def remove_state(name: str, folder: Path) -> None:
-    """Forget a baton; nothing happens when it is not known."""
+    """Remove a state file; does nothing if there is none."""
     (folder / f"{name}.json").unlink(missing_ok=True)
 
 
 def running_clusters(folder: Path) -> tuple[ClusterState, ...]:
-    """Every baton whose holder lives, oldest first; files that others left behind are removed."""
+    """The clusters with a live owner, oldest first; removes files of dead owners."""
     clusters = []
     for path in folder.glob("*.json"):
         state = _read_state(path)

@@ -1,4 +1,4 @@
-"""What a start that failed leaves behind: the logs of its processes, and what they say of it."""
+"""The logs of a failed start, and their last error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 _MAX_FAILED_STARTS: Final = 5
-"""Failed starts; older ones make room."""
 _TAIL_BYTES: Final = 256 * 1024
 _ERROR_LINE = re.compile(r"(?:^|\s|\.)(\w*(?:Error|Exception|Failed|Invalid)\b: .+)")
 """The last line of a stack trace."""
@@ -17,7 +16,7 @@ _NORMAL_EXIT = re.compile(r"SystemExit|KeyboardInterrupt|asyncio\.exceptions\.Ca
 
 
 def failures_folder() -> Path:
-    """Where logs of failed starts are kept for this user; made when missing."""
+    """This user's folder for logs of failed starts; made when missing."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = Path(state) / "baton" / "failed"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -27,12 +26,8 @@ def failures_folder() -> Path:
 def archive_logs(run_dir: Path, folder: Path) -> Path | None:
     """Move the logs of a Ray session out of a folder that is about to be removed.
 
-    Args:
-        run_dir: Of a cluster that has ended.
-        folder: Where logs of failed starts are kept.
-
     Returns:
-        Where they are now; None where there were none.
+        The new folder; None if there were no logs.
     """
     logs = (run_dir / "session_latest" / "logs").resolve()
     if not logs.is_dir():
@@ -48,9 +43,9 @@ def archive_logs(run_dir: Path, folder: Path) -> Path | None:
 
 
 def last_error(logs: Path) -> str:
-    """What the process that wrote last of an error said of it; empty where none did.
+    """The error that the last process logged; empty for none.
 
-    Replicas come before Ray's own processes, which complain of what replicas do to them.
+    Replicas come before Ray's own processes, which report failures of replicas.
     """
     for pattern in ("serve/replica_*.log", "worker-*.err", "serve/*.log", "*.err"):
         files = [path for path in logs.glob(pattern) if path.is_file()]
@@ -65,7 +60,7 @@ def _last_error_in(path: Path) -> str:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
-    except OSError:  # it went while its session ends: another one may say it
+    except OSError:  # removed while its session ends
         return ""
     for line in reversed(lines):
         match = _ERROR_LINE.search(line)

@@ -1,13 +1,13 @@
-"""Start, join and end the Ray cluster that a baton runs on.
+"""Start, join and end the Ray cluster of a deployment.
 
-Theory of operation: `LocalCluster` owns one Ray session in a run directory of its own. It puts the
-data path's environment in place *before* Ray starts, because Ray Serve reads it when imported, in
-every process. `stop` asks Serve to stop its replicas, then ends Ray, then whatever still lives; if
-this process is killed instead, the guardian of `reaper` does the last step. `attach` joins a
-cluster that someone else started, and never ends it.
+Theory of operation: `LocalCluster` owns one Ray session in a run directory of its own. It sets the
+data path's environment *before* Ray starts, because Ray Serve reads it when imported, in every
+process. `stop` asks Serve to stop its replicas, then ends Ray, then all processes that remain. If
+this process is killed, the guardian of `reaper` does the last step. `attach` joins an existing
+cluster, and never ends it.
 
 Ray ends its head processes when the *thread* that started them ends: call `start` in a thread that
-lives as long as the cluster, best the main thread.
+lives as long as the cluster, such as the main thread.
 """
 
 from __future__ import annotations
@@ -64,15 +64,17 @@ from baton.serving.front.data_path import (
 from baton.serving.front.haproxy_hardening import harden_front, real_haproxy_environment
 from baton.serving.front.public_port import reserve_port
 from baton.serving.ray import serve_control
-from baton.serving.ray.environment import check_serve_not_imported, reload_environment
-from baton.serving.ray.logging import redirect_ray_messages
+from baton.serving.ray.driver import (
+    check_serve_not_imported,
+    redirect_ray_messages,
+    reload_environment,
+)
 
 _LOGGER = logging.getLogger(__name__)
 NAMESPACE = "baton"
 _LOOPBACK = "127.0.0.1"
 _RAY_ADDRESS_KEYWORDS = frozenset({"auto", "local"})
 _CONNECT_TIMEOUT_S = 5.0
-"""For somebody to take a connection at the address of a cluster."""
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """Nothing large travels through Ray's object store; Ray's least is 75 MiB."""
 _MAX_RUN_DIR_CHARS = 24
@@ -82,27 +84,26 @@ _RAY_SHUTDOWN_TIMEOUT_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """What a local cluster is to be."""
+    """Settings of a local cluster."""
 
     http_host: str
     http_port: int
     node_address: str = _LOOPBACK
-    """Where other nodes reach this one; loopback keeps Ray to this machine."""
+    """Address of this node for other nodes; loopback keeps Ray to this machine."""
     cpus: float | None = None
-    """Logical CPUs that replicas can ask for; None: as many as the machine has cores."""
+    """Logical CPUs for replicas; None: the number of cores."""
     gpus: float | None = None
     data_path: DataPath | None = None
-    """None: HAProxy where it runs, else the classic proxy."""
+    """None: HAProxy where it runs, else Serve's Python proxy."""
     max_stream_s: float = 600.0
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Further variables for every process of the cluster."""
     tls: TlsConfig = field(default_factory=TlsConfig)
     front_threads: int = 1
     """Of Ray Serve's HAProxy."""
 
 
 def ignore_progress(_line: str) -> None:
-    """The progress display of those who want none."""
+    """A progress display that shows nothing."""
 
 
 class LocalCluster:
@@ -122,10 +123,10 @@ class LocalCluster:
         self._archive_folder: Path | None = None
 
     def archive_logs_on_stop(self, folder: Path) -> Path | None:
-        """Have `stop` keep the logs below a folder, for somebody to look why a start failed.
+        """Have `stop` keep the logs below a folder, to diagnose a failed start.
 
         Returns:
-            Where they will be; None where nothing was started that could log.
+            The future folder of the logs; None if no process was started.
         """
         if self._run_dir is None:
             return None
@@ -134,27 +135,27 @@ class LocalCluster:
 
     @property
     def state(self) -> ClusterState:
-        """How others find this cluster.
+        """The state file's content.
 
         Raises:
-            ClusterFailed: it does not run.
+            ClusterFailed: the cluster does not run.
         """
         if self._state is None:
             raise ClusterFailed("the local cluster does not run", "start it first")
         return self._state
 
     def start(self) -> ClusterState:
-        """Bring up Ray, the Serve controller and the front; blocks for some seconds.
+        """Start Ray, the Serve controller and HAProxy; blocks for seconds.
 
         Raises:
-            ClusterFailed: with one clear line; nothing is left running then.
+            ClusterFailed: a step failed; no process remains.
         """
         if self._run_dir is not None:
             raise ClusterFailed("the local cluster was started before", "make a new LocalCluster")
         try:
             self._start()
         except BaseException as error:
-            # KeyboardInterrupt too: Ctrl-C while starting must leave nothing either.
+            # KeyboardInterrupt too: Ctrl-C during the start must leave no process.
             is_start_failure = isinstance(error, RuntimeError | OSError | ValueError)
             archive = self.archive_logs_on_stop(failures_folder()) if is_start_failure else None
             self.stop(serve_timeout_s=0.0)
@@ -189,8 +190,8 @@ class LocalCluster:
         self._progress("starting Ray Serve")
         self._serve_started = True
         scheme = "http" if settings.tls.cert_file is None else "https"
-        # Behind HAProxy, which `haproxy_wrapper` has listen where clients come, nobody else does;
-        # and where gates do, nothing of Serve's.
+        # Behind HAProxy, Serve listens on loopback: `haproxy_wrapper` moves HAProxy to the public
+        # address. Where gates listen, Serve does not get the public port.
         serve_host = host if data_path is DataPath.SERVE_PROXY else _LOOPBACK
         uses_gate = data_path is DataPath.INGRESS_HAPROXY
         _start_serve(serve_host, ports.fallback_http if uses_gate else settings.http_port)
@@ -252,16 +253,15 @@ class LocalCluster:
 
     def _harden_front(self, front: FrontSettings) -> dict[str, str]:
         if front.data_path is DataPath.INGRESS_HAPROXY:
-            return {}  # it guards the port itself
+            return {}  # gates guard the port themselves
         return harden_front(
             os.environ, front, host=self._settings.http_host, tls=self._settings.tls
         )
 
     def stop(self, *, serve_timeout_s: float = 20.0) -> frozenset[int]:
-        """End everything this object started, and nothing else; may be called again.
+        """End everything that this object started; idempotent.
 
-        Replicas get `serve_timeout_s` to drain and close. Returns the ids of processes that could
-        not be ended: empty but when the system is broken.
+        Replicas get `serve_timeout_s` to drain. Returns the ids of processes that survived SIGKILL.
         """
         run_dir, self._run_dir = self._run_dir, None
         reservation, self._port_reservation = self._port_reservation, None
@@ -285,7 +285,7 @@ class LocalCluster:
             if self._archive_folder is not None:
                 try:
                     archive_logs(run_dir, self._archive_folder)
-                except OSError as error:  # a full disk, as it may be why the start failed
+                except OSError as error:  # a full disk, which may also be why the start failed
                     _LOGGER.warning("the logs of %s could not be kept: %s", run_dir, error)
             shutil.rmtree(run_dir, ignore_errors=True)
         remove_state(run_dir.name, state_folder())
@@ -298,7 +298,7 @@ class LocalCluster:
         guardian, self._guardian = self._guardian, None
         if guardian is None or guardian.stdin is None:
             return
-        # Its work is done already; closing its input lets it see that and end.
+        # Its work is done: at the end of its input it ends.
         guardian.stdin.close()
         try:
             guardian.wait(timeout=5.0)
@@ -314,8 +314,8 @@ def attach(
 
     Args:
         address: `host:port` of Ray's control store.
-        token_file: The cluster's token, when it is not where Ray looks by itself.
-        environment: Variables for the Serve processes that this driver is the first to start.
+        token_file: The cluster's token, if not where Ray looks by itself.
+        environment: Variables for Serve processes that this driver starts first.
 
     Raises:
         ClusterFailed: nothing answers there, or it refuses the token.
@@ -346,9 +346,9 @@ def attach(
 
 
 def _check_address(address: str) -> None:
-    """Raise for an address that Ray would take apart at the wrong colon, or would wait at in vain.
+    """Raise for an address that Ray would split at the wrong colon, or would retry for minutes.
 
-    Words as `auto` go on, and what names a protocol.
+    Keywords such as `auto` and addresses with a protocol pass.
     """
     if address in _RAY_ADDRESS_KEYWORDS:
         return
@@ -386,7 +386,6 @@ def make_run_dir() -> Path:
 
 @contextlib.contextmanager
 def _mark_children(run_dir: Path) -> Iterator[None]:
-    """Mark what is started inside as part of the cluster; what this process starts later is not."""
     os.environ[reaper.RUN_DIR_VARIABLE] = str(run_dir)
     try:
         yield
@@ -398,7 +397,7 @@ def _mark_children(run_dir: Path) -> Iterator[None]:
 def _preserve_sigterm_handler() -> Iterator[None]:
     """Undo Ray's handling of SIGTERM, which prints a C++ stack.
 
-    Without a handler of the caller's, SIGTERM raises SystemExit, so that `stop` can run.
+    If the caller has no handler, SIGTERM raises SystemExit, so that `stop` can run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -441,10 +440,7 @@ def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
 
 
 def _make_ray_folder(run_dir: Path) -> Path:
-    """A folder for Ray: it opens its own to everybody, and run_dir holds what is our user's alone.
-
-    Nobody else comes through run_dir, so that what Ray opens stays closed.
-    """
+    """A folder for Ray, which opens its own to every user, inside this user's run_dir."""
     folder = run_dir / "r"
     folder.mkdir(mode=0o700)
     (run_dir / "session_latest").symlink_to(Path(folder.name) / "session_latest")
@@ -471,7 +467,6 @@ def _shutdown_ray() -> None:
 
 
 def _run_with_timeout(timeout_s: float, name: str, action: Callable[[], object]) -> None:
-    """Run an action that may hang when the cluster is already dead; give it up after a while."""
     thread = threading.Thread(target=action, name=name, daemon=True)
     thread.start()
     thread.join(timeout_s)

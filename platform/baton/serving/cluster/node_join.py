@@ -1,10 +1,9 @@
 """How another machine joins the Ray cluster of a deployment.
 
-Theory of operation: who has a cluster's token is let in; and processes of Ray Serve read its
-settings from the environment of the raylet that starts them, wherever that is. So a node that joins
-needs what the deployment has set for the first one. It keeps that in its own folder, for
-`join_instructions` to make a script of. Files of the first node are left out: no other has them,
-and nothing of Ray Serve that reads them runs anywhere else.
+Theory of operation: a node needs the cluster's token and the environment of the first node, since
+processes of Ray Serve read their settings from the environment of their raylet. The deployment
+keeps that environment in its folder, without paths of files that only the first node has: no
+process on another node reads them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class CannotJoin(OperatorError):
 
 
 def save_environment(run_dir: Path, environment: Mapping[str, str]) -> None:
-    """Remember what processes of this cluster are told; readable by its owner only."""
+    """Keep the environment of the cluster's processes; readable by its owner only."""
     with os.fdopen(
         os.open(run_dir / _ENVIRONMENT_FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w"
     ) as file:
@@ -37,7 +36,7 @@ def save_environment(run_dir: Path, environment: Mapping[str, str]) -> None:
 def join_instructions(
     state: ClusterState, *, labels: Sequence[str], node_address: str | None
 ) -> dict[str, object]:
-    """What another machine has to run: `environment`, `command`, and both as a `script`.
+    """For another machine: `environment`, `command`, and both as a `script`.
 
     Raises:
         CannotJoin: the cluster listens on loopback.

@@ -1,8 +1,8 @@
-"""Whether the front has found the ingress.
+"""Whether HAProxy has found the ingress.
 
-Until HAProxy's own check of the ingress has passed, it sends requests through its *backup* server,
-Ray Serve's proxy in Python. The endpoint is healthy then, but slow, and connections may be cut when
-HAProxy is reloaded with the ingress in its list. So a deployment is not called up before.
+Until HAProxy's own check of the ingress has passed, it sends requests to its *backup* server, Ray
+Serve's Python proxy. The endpoint is healthy then, but slow, and a reload of HAProxy may cut
+connections. So a deployment is not reported as up before.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ _HTTP_TIMEOUT_S = 5.0
 
 
 def local_client(url: str) -> httpx.Client:
-    """A client for this machine's own endpoint, by which nothing secret may be sent.
+    """A client for this machine's endpoint; send no secret with it.
 
-    It does not look at certificates: they are for the name by which clients know the endpoint. Nor
-    at the shell's proxies: they are for what is elsewhere.
+    It does not verify certificates, which are for the public name, and ignores the shell's proxies.
     """
     return httpx.Client(
         base_url=url,
@@ -33,7 +32,7 @@ def local_client(url: str) -> httpx.Client:
 
 
 def front_is_direct(state: ClusterState) -> bool:
-    """Whether requests go straight to an ingress replica; the classic proxy has no other way."""
+    """Whether requests go straight to an ingress replica; Serve's Python proxy has no other way."""
     if state.data_path is not DataPath.SERVE_HAPROXY:
         return True
     sockets = admin_sockets(Path(state.run_dir))

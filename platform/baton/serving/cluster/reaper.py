@@ -1,16 +1,15 @@
-"""End every process of one baton's cluster, also when the process that held it was killed.
+"""End every process of one cluster, also after its owner was killed.
 
 Run as a program (`python -I reaper.py RUN_DIR STATE_FILE`) it is the guardian: it waits for the end
-of its standard input, which comes when its parent ends for whatever reason, and then cleans up.
+of its standard input, which comes when its parent ends, and then cleans up.
 
-Theory of operation: whoever starts a cluster puts `BATON_RUN_DIR=<run dir>` in the environment of
-what it starts. All descendants inherit it (engines too, and those that outlive their parents). Some
-rename themselves and thereby overwrite their environment as others see it; of these, the ones that
-hold a file of the run dir open are meant (their logs are there). A user's own `tail` or editor in
-that folder is neither, and is left alone.
+Theory of operation: the owner puts `BATON_RUN_DIR=<run dir>` into the environment of its children,
+and all descendants inherit it. Some processes rename themselves, which overwrites their visible
+environment. Of these, the guardian ends those with an open file below the run dir, where their logs
+are. A user's `tail` or editor there has an intact environment, and lives on.
 
-The guardian is in a session of its own, so that Ctrl-C does not reach it. Standard library only: it
-must start in milliseconds and stay small.
+The guardian has a session of its own, so that Ctrl-C does not reach it. It imports only the
+standard library: it must start in milliseconds and stay small.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _KILL_S = 5.0
 
 
 def marked_processes(run_dir: str) -> frozenset[int]:
-    """Ids of the living processes that were started for the cluster in `run_dir`.
+    """Ids of the live processes of the cluster in `run_dir`.
 
-    Empty where there is no /proc: Ray's own fate-sharing has to do there.
+    Empty without /proc, where Ray's own fate-sharing must do.
     """
     proc = Path("/proc")
     entries = [entry for entry in proc.iterdir() if entry.name.isdigit()] if proc.is_dir() else []
@@ -59,19 +58,19 @@ def _holds_file_below(entry: Path, prefix: str) -> bool:
         try:
             if str(link.readlink()).startswith(prefix):
                 return True
-        except OSError:  # closed while we looked
+        except OSError:  # closed meanwhile
             continue
     return False
 
 
 def reap(run_dir: str, *, grace_s: float) -> frozenset[int]:
-    """Ask the marked processes to end, then make them; returns the ids of those that survived."""
+    """Send the marked processes SIGTERM, then SIGKILL; returns the ids of survivors."""
     _signal_until_gone(run_dir, signal.SIGTERM, timeout_s=grace_s)
     return _signal_until_gone(run_dir, signal.SIGKILL, timeout_s=_KILL_S)
 
 
 def _signal_until_gone(run_dir: str, number: signal.Signals, *, timeout_s: float) -> frozenset[int]:
-    # Asked again for newcomers only: a dying process may start another until it is gone.
+    # Signal only new processes again: a dying process may start another one.
     deadline_at_s = time.monotonic() + timeout_s
     signalled: set[int] = set()
     while remaining := marked_processes(run_dir):
@@ -103,7 +102,7 @@ def start_guardian(run_dir: str, state_file: str) -> subprocess.Popen[bytes]:
 
 
 def main(run_dir: str, state_file: str) -> int:
-    """Wait for the parent's end, then leave nothing of its cluster behind."""
+    """Wait for the parent's end, then end its cluster."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 4096):

@@ -26,7 +26,6 @@ from baton.domain.errors import ComponentUnhealthy, OperatorError
 from baton.runtime.ports import Clock
 from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.process.gc_tuning import freeze_startup_heap, trim_memory
-from baton.serving.code_version import code_version
 from baton.serving.controller.adapter_manager import AdapterManager
 from baton.serving.controller.clock_step_guard import ClockStepGuard
 from baton.serving.controller.cold_start_notices import ColdStartNotifier
@@ -58,6 +57,7 @@ from baton.serving.shared.names import INGRESS
 from baton.serving.store import config_store as live_config
 from baton.serving.store.config_participant import ConfigParticipant, Switch
 from baton.serving.store.config_store import Generations, LiveConfig, unix_time_s
+from baton.serving.versions import code_version
 from baton.telemetry.logs import configure_logs, log_event
 
 _LOGGER = logging.getLogger(__name__)

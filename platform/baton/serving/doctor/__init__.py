@@ -1,1 +1,1 @@
-"""`baton doctor`: what is wrong here, and what to do."""
+"""`baton doctor`: faults and their remedies."""

@@ -1,23 +1,22 @@
-"""What `baton doctor` asks of a deployment that runs, and judges: questions here, checks pure."""
+"""Checks of a running deployment: `gather_deployment` asks, pure functions judge."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import urlsplit
+
+import psutil
 
 from baton.domain.errors import BatonError, NotRunning
+from baton.domain.names.addresses import format_address, is_loopback, is_loopback_address
 from baton.domain.names.words import few
 from baton.policy.resilience.liveness import IDLE_GRACE_S
 from baton.serving.cluster.cluster_state import ClusterState
+from baton.serving.cluster.reaper import marked_processes
 from baton.serving.doctor.facts import UnknownFact, gather_fact, health_problem, http_problem
 from baton.serving.doctor.result import Check, Topic
-from baton.serving.doctor.security import (
-    OpenPort,
-    check_open_ports,
-    check_ray_auth,
-    open_ports,
-)
 from baton.serving.operator.attached import AttachedCluster
 from baton.serving.preflight.checks import node_version_findings
 from baton.serving.preflight.facts import cluster_facts
@@ -28,7 +27,7 @@ from baton.serving.versions import PACKAGES
 JsonDict = dict[str, Any]
 Progress = Callable[[str], None]
 _QUERY_TIMEOUT_S = 65.0
-"""Each question has a deadline of half of it."""
+"""Each query has a deadline of half of it."""
 _NODES_TIMEOUT_S = 65.0
 _HTTP_TIMEOUT_S = 6.0
 _PORTS_TIMEOUT_S = 10.0
@@ -54,28 +53,35 @@ _CHECK_NAMES = (
     "open ports",
     "Ray's door",
 )
+_MAX_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPort:
+    """A port of a deployment's process on an address that other machines may reach."""
+
+    address: str
+    port: int
+    program: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSnapshot:
-    """A deployment, as it told of itself."""
+    """Answers of a deployment."""
 
     endpoint: str | None
-    """None for one that was joined at an address: its public URL is not known here."""
+    """None for a deployment at an address: its public URL is unknown here."""
     health_problem: str | UnknownFact = ""
-    """Why its endpoint does not say that it is well; empty when it does."""
+    """Why `/health` is not healthy; empty when it is."""
     status: Mapping[str, object] | UnknownFact
     links: tuple[JsonDict, ...] | UnknownFact = ()
     metrics_problem: str | UnknownFact | None = None
-    """Why nothing answers at its metrics' URL; empty when something does; None: it has none."""
+    """Why the metrics URL does not answer; empty when it does; None: no metrics."""
     versions_by_node: Mapping[str, Mapping[str, str | None]] | UnknownFact
-    """Versions of packages by node."""
     open_ports: tuple[OpenPort, ...] | UnknownFact
-    """Of its processes, where others may reach them."""
     gcs_address: str
-    """Address of Ray's control store."""
     ray_auth: str | UnknownFact
-    """How that store meets somebody without a token."""
+    """The store's answer to a connection without a token."""
 
 
 def gather_deployment(deployment: AttachedCluster, progress: Progress) -> DeploymentSnapshot:
@@ -128,10 +134,8 @@ def _metrics_url(status: Mapping[str, object] | UnknownFact) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------- checks
-
-
 def unreachable_checks(error: BatonError) -> Iterator[Check]:
-    """Without a deployment there is nothing to look at; one that cannot be joined is a failure."""
+    """Skip all checks without a deployment; fail for an unreachable deployment."""
     if isinstance(error, NotRunning):
         for name in _CHECK_NAMES:
             yield Topic(name=name, why="").skipped("nothing runs here")
@@ -144,39 +148,38 @@ def unreachable_checks(error: BatonError) -> Iterator[Check]:
 
 
 def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
-    """Whether what runs is well."""
+    """Whether the running deployment is well."""
     topic = Topic(name="deployment", why="the controller scales pools and deals out limits")
     status = snapshot.status
     if isinstance(status, UnknownFact):
         yield topic.failed(status.why, "look into its logs with 'baton logs --controller'")
-        yield check_endpoint(snapshot)
+        yield _check_endpoint(snapshot)
         for name in _CHECK_NAMES[2:]:
             yield Topic(name=name, why="").skipped("the deployment does not answer")
         return
     fields = cast("JsonDict", status)
     yield topic.passed(f"{fields.get('model')}, baton {fields.get('baton')}")
-    yield check_endpoint(snapshot)
-    yield check_ingresses(fields)
-    yield check_joined(fields)
-    yield check_pools(fields)
-    yield check_pairs(snapshot.links)
-    yield check_side_channels(snapshot.links)
-    yield check_agents(fields)
-    yield check_leases(fields)
-    yield check_generation(fields)
-    yield check_metrics(snapshot, fields)
-    yield check_autoscaler(fields)
-    yield check_reports(fields)
-    yield check_policy(fields)
-    yield check_nodes(snapshot.versions_by_node)
+    yield _check_endpoint(snapshot)
+    yield _check_ingresses(fields)
+    yield _check_joined(fields)
+    yield _check_pools(fields)
+    yield _check_pairs(snapshot.links)
+    yield _check_side_channels(snapshot.links)
+    yield _check_agents(fields)
+    yield _check_leases(fields)
+    yield _check_generation(fields)
+    yield _check_metrics(snapshot, fields)
+    yield _check_autoscaler(fields)
+    yield _check_reports(fields)
+    yield _check_policy(fields)
+    yield _check_nodes(snapshot.versions_by_node)
     yield check_open_ports(
         snapshot.open_ports, endpoint=snapshot.endpoint, metrics_url=_metrics_url(snapshot.status)
     )
     yield check_ray_auth(snapshot.ray_auth, snapshot.gcs_address)
 
 
-def check_endpoint(snapshot: DeploymentSnapshot) -> Check:
-    """Whether clients are served."""
+def _check_endpoint(snapshot: DeploymentSnapshot) -> Check:
     topic = Topic(name="endpoint", why="it is what clients talk to")
     if isinstance(snapshot.health_problem, UnknownFact):
         return topic.skipped(snapshot.health_problem.why)
@@ -188,8 +191,7 @@ def check_endpoint(snapshot: DeploymentSnapshot) -> Check:
     return topic.passed(f"{snapshot.endpoint} says that it is well")
 
 
-def check_ingresses(status: JsonDict) -> Check:
-    """Whether every ingress can serve."""
+def _check_ingresses(status: JsonDict) -> Check:
     topic = Topic(name="ingresses", why="an ingress without a replica to decode refuses everything")
     ingresses = _ingresses(status)
     unhealthy = sum(not ingress["healthy"] for ingress in ingresses)
@@ -202,8 +204,7 @@ def check_ingresses(status: JsonDict) -> Check:
     return topic.passed(f"all {len(ingresses)} can serve")
 
 
-def check_joined(status: JsonDict) -> Check:
-    """Whether every ingress reaches every replica."""
+def _check_joined(status: JsonDict) -> Check:
     topic = Topic(name="replicas joined", why="a replica that has not joined gets no work")
     unreachable = [
         f"{replica}: {why}"
@@ -220,8 +221,7 @@ def check_joined(status: JsonDict) -> Check:
     return topic.passed(f"{len(members)} replicas, reached by every ingress")
 
 
-def check_pools(status: JsonDict) -> Check:
-    """Whether pools have as many replicas as they should."""
+def _check_pools(status: JsonDict) -> Check:
     topic = Topic(name="pools", why="what is missing is missing from what can be served")
     pools = cast("list[JsonDict]", status.get("pools") or [])
     failing = [
@@ -249,8 +249,7 @@ def check_pools(status: JsonDict) -> Check:
     return topic.passed(", ".join(f"{pool['pool']} {pool['ready']}" for pool in pools) or "none")
 
 
-def check_pairs(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
-    """Whether KV blocks can move between every pair that may have to."""
+def _check_pairs(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
     topic = Topic(name="pairs", why="over a pair that is quarantined nothing is handed off")
     if isinstance(links, UnknownFact):
         return topic.skipped(links.why)
@@ -271,8 +270,7 @@ def check_pairs(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
     return topic.passed(f"{len(links)} work" if links else "nothing is handed off here")
 
 
-def check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
-    """Whether engines answer those who want to fetch from them."""
+def _check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
     topic = Topic(name="side channels", why="engines agree on them about what is to be fetched")
     if isinstance(links, UnknownFact):
         return topic.skipped(links.why)
@@ -287,8 +285,7 @@ def check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
     return topic.passed("every source answers" if links else "nothing is handed off here")
 
 
-def check_agents(status: JsonDict) -> Check:
-    """Whether every engine can fetch from those that serve others."""
+def _check_agents(status: JsonDict) -> Check:
     topic = Topic(name="transfer agents", why="an engine that fetches from nobody computes it all")
     broken_agents = {
         f"{replica_id}: {why}"
@@ -304,8 +301,7 @@ def check_agents(status: JsonDict) -> Check:
     return topic.passed("every target fetches, or its sources are at fault")
 
 
-def check_leases(status: JsonDict) -> Check:
-    """Whether blocks are kept for as long as somebody waits for them."""
+def _check_leases(status: JsonDict) -> Check:
     topic = Topic(name="leases", why="blocks that are read after their lease are another prompt's")
     late_pulls = {
         str(view["replica_id"]): int(view["void_pulls"])
@@ -325,8 +321,7 @@ def check_leases(status: JsonDict) -> Check:
     return topic.passed("no pull came too late")
 
 
-def check_generation(status: JsonDict) -> Check:
-    """Whether everybody goes by the same configuration."""
+def _check_generation(status: JsonDict) -> Check:
     topic = Topic(name="configuration", why="processes of two minds refuse what others let in")
     controller_generation = status.get("generation")
     ingress_generations = [
@@ -344,8 +339,7 @@ def check_generation(status: JsonDict) -> Check:
     return topic.passed(f"generation {controller_generation}, everywhere")
 
 
-def check_metrics(snapshot: DeploymentSnapshot, status: JsonDict) -> Check:
-    """Whether Prometheus could ask."""
+def _check_metrics(snapshot: DeploymentSnapshot, status: JsonDict) -> Check:
     topic = Topic(name="metrics", why="without them nobody is told that a promise is broken")
     observability = cast("JsonDict", status.get("observability") or {})
     if snapshot.metrics_problem is None:
@@ -364,8 +358,7 @@ def check_metrics(snapshot: DeploymentSnapshot, status: JsonDict) -> Check:
     return topic.passed(f"{observability['url']} answers")
 
 
-def check_autoscaler(status: JsonDict) -> Check:
-    """Whether pools are scaled."""
+def _check_autoscaler(status: JsonDict) -> Check:
     topic = Topic(name="autoscaler", why="while it holds still, pools stay as they are")
     scaling = cast("JsonDict", status.get("autoscaler") or {})
     if not scaling:
@@ -390,7 +383,6 @@ def check_autoscaler(status: JsonDict) -> Check:
 
 
 def _slow_starts(status: JsonDict, wait_s: float | None) -> str:
-    """The pools whose cold start is longer than that; empty where there are none."""
     if wait_s is None:
         return ""
     pools = cast("list[JsonDict]", status.get("pools") or [])
@@ -399,8 +391,7 @@ def _slow_starts(status: JsonDict, wait_s: float | None) -> str:
     return f"{few(slow)} (they wait {wait_s:.0f} s)" if slow else ""
 
 
-def check_reports(status: JsonDict) -> Check:
-    """Whether ingresses know lately how loaded replicas are, and what they cache."""
+def _check_reports(status: JsonDict) -> Check:
     topic = Topic(name="reports", why="requests are placed by how loaded replicas say they are")
     views = [view for ingress in _ingresses(status) for view in ingress["replicas"]]
     stale_loads = [
@@ -431,13 +422,12 @@ def check_reports(status: JsonDict) -> Check:
 def _is_out_of_sync(cache: JsonDict) -> bool:
     """Whether reports of this cache are missing or late.
 
-    A cache that has reported no update is empty, or is not to report (`router.index: predicted`).
+    A cache without any update is empty, or does not report (`router.index: predicted`).
     """
     return not cache["in_sync"] or (cache["is_stale"] and cache["sequence"] > 0)
 
 
-def check_policy(status: JsonDict) -> Check:
-    """Whether a placement policy of the user's own works."""
+def _check_policy(status: JsonDict) -> Check:
     topic = Topic(name="placement policy", why="where it fails, the least loaded replica is taken")
     policies = [ingress["policy"] for ingress in _ingresses(status) if "policy" in ingress]
     failures = sum(policy.get("failures", 0) for policy in policies)
@@ -451,8 +441,7 @@ def check_policy(status: JsonDict) -> Check:
     return topic.passed(", ".join(names) or "none is told")
 
 
-def check_nodes(nodes: Mapping[str, Mapping[str, str | None]] | UnknownFact) -> Check:
-    """Whether all nodes have the same packages."""
+def _check_nodes(nodes: Mapping[str, Mapping[str, str | None]] | UnknownFact) -> Check:
     topic = Topic(
         name="nodes", why="replicas of two versions do not understand each other's blocks"
     )
@@ -465,3 +454,71 @@ def check_nodes(nodes: Mapping[str, Mapping[str, str | None]] | UnknownFact) -> 
 
 def _ingresses(status: JsonDict) -> list[JsonDict]:
     return cast("list[JsonDict]", status.get("ingresses") or [])
+
+
+def open_ports(state: ClusterState) -> tuple[OpenPort, ...]:
+    """Ports of a local deployment's processes on other addresses than loopback."""
+    ports: dict[tuple[str, int], OpenPort] = {}
+    for pid in sorted({state.pid, *marked_processes(state.run_dir)}):
+        try:
+            process = psutil.Process(pid)
+            listeners = [
+                net_connection
+                for net_connection in process.net_connections(kind="tcp")
+                if net_connection.status == psutil.CONN_LISTEN
+            ]
+            program = process.name()
+        except psutil.Error:  # it has ended, or belongs to another user
+            continue
+        for listener in listeners:
+            host, port = listener.laddr
+            if not is_loopback(host):
+                open_port = OpenPort(address=host, port=port, program=program)
+                ports.setdefault((host, port), open_port)
+    return tuple(ports[key] for key in sorted(ports))
+
+
+def check_open_ports(
+    ports: tuple[OpenPort, ...] | UnknownFact, *, endpoint: str | None, metrics_url: str | None
+) -> Check:
+    """Whether only the intended ports are reachable by others."""
+    topic = Topic(
+        name="open ports",
+        why="links and engines serve whoever belongs to the deployment, statistics and side"
+        " channels whoever asks",
+    )
+    if isinstance(ports, UnknownFact):
+        return topic.skipped(ports.why)
+    expected_ports = {urlsplit(url).port for url in (endpoint, metrics_url) if url}
+    unexpected = [port for port in ports if port.port not in expected_ports]
+    if unexpected:
+        return topic.failed(
+            few(
+                [
+                    f"{format_address(port.address, port.port)} ({port.program})"
+                    for port in unexpected
+                ],
+                _MAX_LISTED,
+            ),
+            "keep others from these ports by the firewall or a network policy; a HAProxy that was"
+            " not started by baton needs 'bind 127.0.0.1:PORT' for statistics and metrics",
+        )
+    listing = ", ".join(f"{format_address(port.address, port.port)}" for port in ports)
+    return topic.passed(f"only {listing}, as configured" if listing else "none")
+
+
+def check_ray_auth(auth: str | UnknownFact, address: str) -> Check:
+    """Whether Ray asks for a token: without it every peer can run code on every node."""
+    topic = Topic(name="Ray's door", why="whoever Ray lets in runs code, and reads every key")
+    if isinstance(auth, UnknownFact):
+        return topic.skipped(auth.why)
+    if auth == "guarded":
+        return topic.passed(f"{address} asks for a token")
+    if auth != "open":
+        return topic.skipped(f"{address}: {auth}")
+    make_check = topic.warned if is_loopback_address(address) else topic.failed
+    return make_check(
+        f"{address} lets in whoever reaches it",
+        "start Ray with RAY_AUTH_MODE=token on every node, and give each the token's file with"
+        " mode 600",
+    )

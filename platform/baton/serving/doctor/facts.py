@@ -1,9 +1,8 @@
-"""Gathers what `baton doctor` looks at: each fact by itself, within a deadline of its own."""
+"""Gathers the facts that `baton doctor` judges, each within a deadline of its own."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import json
 import os
 import platform
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,20 +40,20 @@ from baton.serving.preflight.facts import (
     installed_versions,
     port_fact,
 )
+from baton.serving.versions import PACKAGES
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
-RUNTIME_PACKAGES = ("ray", "vllm", "nixl", "torch")
-CONFLICTING_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
+_CONFLICTING_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
 _FACT_TIMEOUT_S = 5.0
 _HAPROXY_TIMEOUT_S = 15.0
 _IMPORT_TIMEOUT_S = 180.0
 """vLLM takes 6 to 9 s to import on a quiet machine."""
 _HTTP_TIMEOUT_S = 3.0
 _TIME_ERROR = 5
-"""What `adjtimex` returns while nothing keeps the clock right."""
+"""Result of `adjtimex` while no time service synchronizes the clock."""
 INGRESS_IMPORT = "baton.engine.vllm.frontend.llm"
-"""What an ingress imports of vLLM, which has moved from one version to the next."""
+"""The ingress's import of vLLM, which moves between versions."""
 _IMPORT_SCRIPT = """
 import importlib, json, sys
 told = {}
@@ -80,28 +79,27 @@ class UnknownFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """What came of importing a package."""
+    """The result of importing a package."""
 
     version: str = ""
     problem: str = ""
-    """Empty when it could be imported."""
+    """Empty after a successful import."""
     cuda_version: str | None = None
     """Of torch: the CUDA that it was built for; None for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFact:
-    """A file that holds a secret, or what stands for one."""
+    """A file that holds a secret, or hashes of secrets."""
 
     path: str
     purpose: str
     mode: int | None = None
-    """Its permission bits; None when it could not be looked at."""
+    """Its permission bits; None if it could not be read."""
     readable: bool = True
-    """By this user."""
     empty: bool = False
     only_hashes: bool = False
-    """Whoever reads it learns who may call, and cannot call with it."""
+    """A reader learns who may call, but cannot call with it."""
     problem: str = ""
 
 
@@ -115,7 +113,7 @@ class FileDescriptorLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSnapshot:
-    """This machine, as far as it could be found out."""
+    """Facts of this machine."""
 
     python: str
     versions: Mapping[str, str | None]
@@ -123,31 +121,28 @@ class MachineSnapshot:
     imports: Mapping[str, ImportResult] | UnknownFact
     gpus: int
     driver_cuda: tuple[int, int] | None = None
-    """The newest CUDA that their driver speaks; None: there is none, or nobody knows."""
+    """The newest CUDA of the driver; None: no driver, or unknown."""
     kernel_compile_error: str = ""
-    """Why kernels for GPUs cannot be compiled; empty when they can be, or there are no GPUs."""
+    """Why kernels for GPUs cannot be compiled; empty when they can, or without GPUs."""
     available_memory_bytes: int | UnknownFact
     free_shared_memory_bytes: int | UnknownFact
-    """Free in /dev/shm."""
     free_disk_bytes: int | UnknownFact
-    """Free where Ray keeps its session and its logs."""
+    """Where Ray keeps its session and its logs."""
     disk_path: str
     fd_limits: FileDescriptorLimits
     haproxy_warning: str | UnknownFact | None
     """Why HAProxy cannot carry the tokens; None when it can."""
     clock_synchronized: bool | UnknownFact
-    """Whether something keeps the clock right."""
     couplings: tuple[Coupling, ...] | UnknownFact = ()
-    """To private names of vLLM, Ray and NIXL."""
     nics: tuple[str, ...] = ()
-    """Network cards that can do RDMA, by the names that UCX_NET_DEVICES takes."""
+    """Network cards with RDMA, by the names that UCX_NET_DEVICES takes."""
     ports: tuple[PortFact, ...] = ()
     secrets: tuple[FileFact, ...] = ()
 
 
 def gather_machine(config: DeploymentConfig | None, progress: Progress) -> MachineSnapshot:
-    """Look at this machine; with a configuration, also at the ports and files that it names."""
-    progress("importing " + ", ".join(RUNTIME_PACKAGES) + " in processes of their own")
+    """Look at this machine and, with a configuration, at the ports and files that it names."""
+    progress("importing " + ", ".join(PACKAGES) + " in processes of their own")
     folder = tempfile.gettempdir()
     with ThreadPoolExecutor(1) as executor:
         couplings = executor.submit(
@@ -160,8 +155,8 @@ def gather_machine(config: DeploymentConfig | None, progress: Progress) -> Machi
 def _gather_machine(config: DeploymentConfig | None, folder: str) -> MachineSnapshot:
     return MachineSnapshot(
         python=platform.python_version(),
-        versions=installed_versions(RUNTIME_PACKAGES),
-        conflicting_packages=_distribution_versions(CONFLICTING_PACKAGES),
+        versions=installed_versions(PACKAGES),
+        conflicting_packages=installed_versions(_CONFLICTING_PACKAGES),
         imports=gather_fact(_IMPORT_TIMEOUT_S + _FACT_TIMEOUT_S, "importing them", _try_imports),
         gpus=count_gpus(os.environ),
         driver_cuda=driver_cuda_version(),
@@ -186,7 +181,7 @@ def _gather_machine(config: DeploymentConfig | None, folder: str) -> MachineSnap
 
 
 def gather_fact(deadline_s: float, label: str, read_fact: Callable[[], T]) -> T | UnknownFact:
-    """A fact, or why it is not known: it took too long, or could not be had."""
+    """A fact, or why it is unknown: an error, or the deadline."""
     answers: SimpleQueue[T | UnknownFact] = SimpleQueue()
 
     def worker() -> None:
@@ -204,7 +199,7 @@ def gather_fact(deadline_s: float, label: str, read_fact: Callable[[], T]) -> T 
 
 
 def port_facts(config: DeploymentConfig) -> tuple[PortFact, ...]:
-    """The ports that a configuration names; 0 is any that is free."""
+    """The ports that a configuration names, without 0 (any free port)."""
     metrics = config.observability.metrics
     requested = [(SERVER_PORT, config.server.host, config.server.port)]
     if metrics.enabled:
@@ -226,7 +221,7 @@ def secret_files(config: DeploymentConfig) -> tuple[FileFact, ...]:
 
 
 def file_fact(purpose: str, path: Path) -> FileFact:
-    """One file; nothing of what is in it."""
+    """Metadata of one file; its content is not read."""
     try:
         file_stat = path.stat()
     except OSError as error:
@@ -241,7 +236,7 @@ def file_fact(purpose: str, path: Path) -> FileFact:
 
 
 def health_problem(url: str) -> str:
-    """Why `/health` of an endpoint does not say that it is well; empty when it does."""
+    """Why `/health` of an endpoint is not healthy; empty when it is."""
     try:
         with local_client(url) as client:
             answer = client.get("/health", timeout=_HTTP_TIMEOUT_S)
@@ -251,22 +246,12 @@ def health_problem(url: str) -> str:
 
 
 def http_problem(url: str) -> str:
-    """Why nothing answers HTTP there; empty when something does, whatever it says."""
+    """Why no HTTP server answers there; empty after any answer."""
     try:
         httpx.get(url, timeout=_HTTP_TIMEOUT_S, trust_env=False)
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _distribution_versions(names: Sequence[str]) -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
 
 
 def _try_imports() -> dict[str, ImportResult]:
@@ -306,7 +291,7 @@ def _kernel_compile_error() -> str:
 
 
 def rdma_nics(folder: Path) -> tuple[str, ...]:
-    """The network cards that the kernel lists there; none where there is no such folder."""
+    """The network cards in this folder of the kernel; none without the folder."""
     try:
         return tuple(sorted(nic.name for nic in folder.iterdir()))
     except OSError:
@@ -323,7 +308,7 @@ def _fd_limits() -> FileDescriptorLimits:
 
 
 def _is_clock_synchronized() -> bool:
-    """As the kernel has it: whether a time service has set the clock lately.
+    """Whether a time service has set the clock recently.
 
     Source: adjtimex(2); `TIME_ERROR` is returned while the clock is not synchronized.
     """

@@ -1,4 +1,4 @@
-"""Checks of `baton doctor` on the machine: pure functions of what was found on it."""
+"""Checks of the machine, and of a configuration on it; pure functions of gathered facts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,22 @@ from collections.abc import Iterator
 
 from baton.config.schema.deployment import DeploymentConfig
 from baton.engine.gpus import driver_problem
-from baton.serving.doctor.facts import INGRESS_IMPORT, ImportResult, MachineSnapshot, UnknownFact
+from baton.serving.doctor.facts import (
+    INGRESS_IMPORT,
+    FileFact,
+    ImportResult,
+    MachineSnapshot,
+    UnknownFact,
+)
 from baton.serving.doctor.result import Check, Topic, size_text
+from baton.serving.preflight.checks import (
+    gpu_findings,
+    key_findings,
+    keyless_findings,
+    memory_findings,
+    port_findings,
+)
+from baton.serving.preflight.named_files import source_findings
 from baton.serving.versions import FLAG, PACKAGES, untested_packages
 
 _MIB = 1024**2
@@ -18,26 +32,30 @@ _MIN_DISK_BYTES = 256 * _MIB
 _RECOMMENDED_DISK_BYTES = 2 * _GIB
 _MIN_OPEN_FILES = 1024
 _RECOMMENDED_OPEN_FILES = 8192
+_GROUP_OTHER_BITS = 0o077
+_UCX_DEVICES_VARIABLE = "UCX_NET_DEVICES"
+_NIC_MAPPING_VARIABLE = "VLLM_GPU_NIC_PCIE_MAPPING"
+_NIC_SELECTION_VARIABLE = "VLLM_NIC_SELECTION_VARS"
+_NO_CONFIG = "no configuration was given; name one with -c FILE"
 
 
 def machine_checks(machine: MachineSnapshot, config: DeploymentConfig | None) -> Iterator[Check]:
     """Whether this machine can run baton at all."""
-    yield check_versions(machine, config)
-    yield check_imports(machine)
-    yield from check_couplings(machine)
-    yield check_torch_build(machine, config)
-    yield check_driver(machine)
-    yield check_kernels(machine)
-    yield check_conflicting_packages(machine)
-    yield check_shared_memory(machine)
-    yield check_disk(machine)
-    yield check_fd_limits(machine)
-    yield check_haproxy(machine)
-    yield check_clock(machine)
+    yield _check_versions(machine, config)
+    yield _check_imports(machine)
+    yield from _check_couplings(machine)
+    yield _check_torch_build(machine, config)
+    yield _check_driver(machine)
+    yield _check_kernels(machine)
+    yield _check_conflicting_packages(machine)
+    yield _check_shared_memory(machine)
+    yield _check_disk(machine)
+    yield _check_fd_limits(machine)
+    yield _check_haproxy(machine)
+    yield _check_clock(machine)
 
 
-def check_versions(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
-    """Whether the packages are of versions that work with this baton, and with each other."""
+def _check_versions(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
     topic = Topic(
         name="versions",
         why="baton speaks vLLM's engine protocol and uses parts of Ray Serve that change with"
@@ -67,8 +85,7 @@ def _package_versions(machine: MachineSnapshot) -> list[tuple[str, str | None]]:
     return [(name, machine.versions.get(name)) for name in PACKAGES]
 
 
-def check_imports(machine: MachineSnapshot) -> Check:
-    """Whether the packages can be imported."""
+def _check_imports(machine: MachineSnapshot) -> Check:
     topic = Topic(name="imports", why="what cannot be imported here cannot start in a replica")
     if isinstance(machine.imports, UnknownFact):
         return topic.failed(
@@ -96,8 +113,7 @@ def check_imports(machine: MachineSnapshot) -> Check:
     )
 
 
-def check_couplings(machine: MachineSnapshot) -> Iterator[Check]:
-    """Whether private names of each vendor are as they were when baton was tested."""
+def _check_couplings(machine: MachineSnapshot) -> Iterator[Check]:
     for vendor in ("vLLM", "Ray", "NIXL"):
         topic = Topic(
             name=f"couplings to {vendor}",
@@ -123,8 +139,7 @@ def check_couplings(machine: MachineSnapshot) -> Iterator[Check]:
         )
 
 
-def check_torch_build(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
-    """Whether torch was built for the devices that are here."""
+def _check_torch_build(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
     topic = Topic(name="build", why="a build for CPUs cannot use GPUs, and one for GPUs needs them")
     torch = _imported_torch(machine)
     if torch is None:
@@ -142,8 +157,7 @@ def check_torch_build(machine: MachineSnapshot, config: DeploymentConfig | None)
     return topic.passed(summary)
 
 
-def check_driver(machine: MachineSnapshot) -> Check:
-    """Whether the GPUs' driver runs what torch was built for."""
+def _check_driver(machine: MachineSnapshot) -> Check:
     topic = Topic(
         name="GPU driver",
         why="torch finds no GPU through a driver of an older CUDA, and engines do not start",
@@ -158,8 +172,7 @@ def check_driver(machine: MachineSnapshot) -> Check:
     return topic.passed(f"it speaks CUDA {machine.driver_cuda[0]}.{machine.driver_cuda[1]}")
 
 
-def check_kernels(machine: MachineSnapshot) -> Check:
-    """Whether kernels can be compiled that engines compile where they run."""
+def _check_kernels(machine: MachineSnapshot) -> Check:
     topic = Topic(
         name="kernels",
         why="without compilers vLLM does without FlashInfer's and DeepGEMM's kernels, in silence",
@@ -183,8 +196,7 @@ def _needs_gpus(config: DeploymentConfig | None) -> bool:
     return config is not None and any(pool.resources.gpus for pool in config.pools.values())
 
 
-def check_conflicting_packages(machine: MachineSnapshot) -> Check:
-    """Whether packages are installed that break others."""
+def _check_conflicting_packages(machine: MachineSnapshot) -> Check:
     topic = Topic(
         name="other packages",
         why="beside torch for CPUs, builds of these for GPUs break 'import transformers'",
@@ -206,8 +218,7 @@ def check_conflicting_packages(machine: MachineSnapshot) -> Check:
     return topic.passed("nothing that breaks others")
 
 
-def check_shared_memory(machine: MachineSnapshot) -> Check:
-    """Whether /dev/shm has room."""
+def _check_shared_memory(machine: MachineSnapshot) -> Check:
     topic = Topic(
         name="shared memory",
         why="Ray's object store, vLLM's workers and transfers on one machine share memory there",
@@ -222,8 +233,7 @@ def check_shared_memory(machine: MachineSnapshot) -> Check:
     return topic.warned(summary, fix) if free < _RECOMMENDED_SHM_BYTES else topic.passed(summary)
 
 
-def check_disk(machine: MachineSnapshot) -> Check:
-    """Whether there is room for a session and its logs."""
+def _check_disk(machine: MachineSnapshot) -> Check:
     topic = Topic(name="disk", why="Ray's session and all logs are kept there")
     free = machine.free_disk_bytes
     if isinstance(free, UnknownFact):
@@ -235,8 +245,7 @@ def check_disk(machine: MachineSnapshot) -> Check:
     return topic.warned(summary, fix) if free < _RECOMMENDED_DISK_BYTES else topic.passed(summary)
 
 
-def check_fd_limits(machine: MachineSnapshot) -> Check:
-    """Whether processes may open as many files as there are streams."""
+def _check_fd_limits(machine: MachineSnapshot) -> Check:
     topic = Topic(
         name="file descriptors", why="each stream takes one in the ingress, two in HAProxy"
     )
@@ -254,8 +263,7 @@ def check_fd_limits(machine: MachineSnapshot) -> Check:
     )
 
 
-def check_haproxy(machine: MachineSnapshot) -> Check:
-    """Whether HAProxy can carry the tokens."""
+def _check_haproxy(machine: MachineSnapshot) -> Check:
     topic = Topic(name="front", why="tokens go through HAProxy, or half as fast through Python")
     warning = machine.haproxy_warning
     if isinstance(warning, UnknownFact):
@@ -266,8 +274,7 @@ def check_haproxy(machine: MachineSnapshot) -> Check:
     return topic.warned(problem, fix)
 
 
-def check_clock(machine: MachineSnapshot) -> Check:
-    """Whether something keeps the clock right."""
+def _check_clock(machine: MachineSnapshot) -> Check:
     topic = Topic(
         name="clock",
         why="logs and traces of several machines are put in order by their clocks; what baton"
@@ -282,3 +289,153 @@ def check_clock(machine: MachineSnapshot) -> Check:
         "the kernel says that nothing keeps it right",
         "run a time service: 'timedatectl set-ntp true', or chrony",
     )
+
+
+def config_checks(
+    machine: MachineSnapshot, config: DeploymentConfig | None, *, running_url: str | None
+) -> Iterator[Check]:
+    """Whether this machine can run the configuration; `running_url` is the running endpoint."""
+    yield _check_memory(machine, config, running_url=running_url)
+    yield _check_gpus(machine, config, running_url=running_url)
+    yield _check_nics(machine, config)
+    yield _check_model(config)
+    yield check_ports(machine, config, running_url=running_url)
+    yield _check_secrets(machine, config)
+    yield _check_keys(config)
+
+
+def _check_memory(
+    machine: MachineSnapshot, config: DeploymentConfig | None, *, running_url: str | None
+) -> Check:
+    topic = Topic(name="memory", why="a machine without memory kills whoever asks for more")
+    available = machine.available_memory_bytes
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if running_url is not None:
+        return topic.skipped(f"what runs at {running_url} holds its memory already")
+    if isinstance(available, UnknownFact):
+        return topic.skipped(available.why)
+    if findings := memory_findings(config, available):
+        return topic.from_findings(findings)
+    return topic.passed(f"{size_text(available)} available, enough for what starts at once")
+
+
+def _check_gpus(
+    machine: MachineSnapshot, config: DeploymentConfig | None, *, running_url: str | None
+) -> Check:
+    topic = Topic(name="GPUs", why="replicas wait for devices that are not there, for ever")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if running_url is not None:
+        return topic.skipped(f"what runs at {running_url} has its devices already")
+    if findings := gpu_findings(config, machine.gpus):
+        return topic.from_findings(findings)
+    return topic.passed(f"{machine.gpus} here, enough for what starts at once")
+
+
+def _check_nics(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
+    topic = Topic(name="network cards", why="eight GPUs that share one card pull at an eighth each")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    incomplete_pools, shared_nics = [], []
+    for name, pool in config.pools.items():
+        environment = {**config.transfer.env, **pool.env}
+        has_variable = [
+            key in environment for key in (_NIC_MAPPING_VARIABLE, _NIC_SELECTION_VARIABLE)
+        ]
+        if any(has_variable) and not all(has_variable):
+            incomplete_pools.append(name)
+        devices = environment.get(_UCX_DEVICES_VARIABLE)
+        workers = pool.parallel.workers * pool.replicas.max
+        is_single_nic = (
+            isinstance(devices, str) and devices not in {"", "all"} and "," not in devices
+        )
+        if is_single_nic and len(machine.nics) > 1 and workers > 1 and pool.resources.gpus:
+            shared_nics.append(f"{workers} workers of {name} use {devices}")
+    if incomplete_pools:
+        return topic.failed(
+            f"{', '.join(incomplete_pools)}: only one of {_NIC_MAPPING_VARIABLE} and"
+            f" {_NIC_SELECTION_VARIABLE} is set, and"
+            " workers end without the other",
+            "set both, in transfer.env or the pool's env; see docs/operations/transfer.md",
+        )
+    if shared_nics:
+        return topic.warned(
+            f"{'; '.join(shared_nics)}, one of {len(machine.nics)} cards here"
+            f" ({', '.join(machine.nics)})",
+            f"leave {_UCX_DEVICES_VARIABLE} out, and UCX takes those near each GPU; or give"
+            " each GPU its own with"
+            f" {_NIC_MAPPING_VARIABLE} and {_NIC_SELECTION_VARIABLE}; see"
+            " docs/operations/transfer.md",
+        )
+    return topic.passed(f"{len(machine.nics)} for RDMA here; no worker is tied to another's")
+
+
+def _check_model(config: DeploymentConfig | None) -> Check:
+    topic = Topic(name="model", why="engines end at once when there are no weights")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if findings := source_findings(config.models):
+        return topic.from_findings(findings)
+    return topic.passed(", ".join(f"{n}: {m.source}" for n, m in config.models.items()))
+
+
+def check_ports(
+    machine: MachineSnapshot, config: DeploymentConfig | None, *, running_url: str | None
+) -> Check:
+    """Whether the ports that the configuration names are free."""
+    topic = Topic(name="ports", why="two programs cannot listen on one port")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if running_url is not None:
+        return topic.passed(f"held by what runs at {running_url}")
+    if findings := port_findings(machine.ports):
+        return topic.from_findings(findings)
+    return topic.passed(", ".join(f"{port.port} ({port.key})" for port in machine.ports) + " free")
+
+
+def _check_secrets(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
+    topic = Topic(name="token and key files", why="whoever reads a token is let in with it")
+    if config is None and not machine.secrets:
+        return topic.skipped(_NO_CONFIG)
+    if unusable := [secret for secret in machine.secrets if _file_problem(secret)]:
+        return topic.failed(
+            "; ".join(
+                f"{file_fact.path} ({file_fact.purpose}): {_file_problem(file_fact)}"
+                for file_fact in unusable
+            ),
+            f"create {' and '.join(file_fact.path for file_fact in unusable)} with what it is"
+            " to hold, as this"
+            " user, with mode 600",
+        )
+    if exposed := [secret for secret in machine.secrets if (secret.mode or 0) & _GROUP_OTHER_BITS]:
+        problem = "; ".join(
+            f"{file_fact.path} ({file_fact.purpose}) is open to others: {file_fact.mode:04o}"
+            for file_fact in exposed
+        )
+        fix = f"chmod 600 {' '.join(file_fact.path for file_fact in exposed)}"
+        if all(file_fact.only_hashes for file_fact in exposed):
+            return topic.warned(f"{problem}; it holds hashes, no keys", fix)
+        return topic.failed(problem, f"{fix}, and replace the tokens in them")
+    names = [secret.purpose for secret in machine.secrets]
+    return topic.passed(f"{', '.join(names)}: this user's alone" if names else "none are named")
+
+
+def _file_problem(file: FileFact) -> str:
+    if file.problem:
+        return file.problem
+    if not file.readable:
+        return "this user cannot read it"
+    return "it is empty" if file.empty and file.purpose == "observability.token_file" else ""
+
+
+def _check_keys(config: DeploymentConfig | None) -> Check:
+    topic = Topic(name="API keys", why="callers are known by their keys")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if findings := key_findings(config):
+        return topic.failed("; ".join(findings), "correct these lines; see 'baton keys list'")
+    if findings := keyless_findings(config):
+        first = findings[0].partition("; ")
+        return topic.warned("; ".join(line.partition(";")[0] for line in findings), first[2])
+    return topic.passed(f"{len(config.tenants)} tenants, every key file can be read")

@@ -1,4 +1,4 @@
-"""What a check of `baton doctor` says."""
+"""Results of checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GIB = 1024**3
 
 
 class CheckStatus(StrEnum):
-    """What a check came to."""
+    """The result of a check."""
 
     PASS = "PASS"  # noqa: S105 - no password
     WARN = "WARN"
@@ -21,43 +21,41 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """One checked item."""
 
     name: str
     status: CheckStatus
     detail: str
-    """What is."""
     why: str = ""
-    """Why it matters."""
     fix: str = ""
-    """What to do about it; empty when there is nothing to do."""
+    """The remedy; empty if none is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """What several verdicts on one thing have in common."""
+    """Name and importance of a check, for all its possible results."""
 
     name: str
     why: str
 
     def passed(self, detail: str) -> Check:
-        """All is well."""
+        """The item is well."""
         return Check(name=self.name, status=CheckStatus.PASS, detail=detail, why=self.why)
 
     def warned(self, detail: str, fix: str) -> Check:
-        """It works, and not as it should."""
+        """The item works, but not as it should."""
         return Check(name=self.name, status=CheckStatus.WARN, detail=detail, why=self.why, fix=fix)
 
     def failed(self, detail: str, fix: str) -> Check:
-        """It does not work."""
+        """The item does not work."""
         return Check(name=self.name, status=CheckStatus.FAIL, detail=detail, why=self.why, fix=fix)
 
     def skipped(self, detail: str) -> Check:
-        """It could not be looked at, or need not be."""
+        """The item could not be checked, or need not be."""
         return Check(name=self.name, status=CheckStatus.SKIP, detail=detail, why=self.why)
 
     def from_findings(self, findings: Sequence[str]) -> Check:
-        """Failed, by a line that says what is wrong and, after a semicolon, what to do."""
+        """A failure; each finding has its remedy after a semicolon."""
         parts = [line.partition("; ") for line in findings]
         detail = "; ".join(part[0] for part in parts)
         fixes = "; ".join(dict.fromkeys(part[2] for part in parts if part[2]))
@@ -65,7 +63,7 @@ class Topic:
 
 
 def count_by_status(checks: Iterable[Check]) -> dict[CheckStatus, int]:
-    """How many came to each verdict."""
+    """The number of checks with each status."""
     counts = dict.fromkeys(CheckStatus, 0)
     for check in checks:
         counts[check.status] += 1

@@ -1,7 +1,7 @@
-"""`baton doctor`: everything that can be looked at, in one numbered list with what to do.
+"""`baton doctor`: all checks in one numbered list with remedies.
 
-Facts are gathered first (`facts`, `deployment`), each within a deadline, by code that
-judges nothing; checks are pure functions of facts, so that each can be shown a broken set-up.
+Facts are gathered first, each within a deadline; checks are pure functions of facts, so that tests
+can show each of them a fault.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from pathlib import Path
 from baton.config.schema.deployment import DeploymentConfig
 from baton.domain.errors import BatonError, NotRunning
 from baton.serving.cluster.cluster_state import ClusterState
-from baton.serving.doctor.config import config_checks
 from baton.serving.doctor.deployment import deployment_checks, gather_deployment, unreachable_checks
 from baton.serving.doctor.facts import Progress, file_fact, gather_machine
-from baton.serving.doctor.machine import machine_checks
+from baton.serving.doctor.machine import config_checks, machine_checks
 from baton.serving.doctor.result import Check, CheckStatus, count_by_status
 from baton.serving.operator.attached import attach_deployment, local_state
 
@@ -26,9 +25,9 @@ Report = Mapping[str, object]
 def run_checks(
     config: DeploymentConfig | None, *, address: str | None, progress: Progress
 ) -> Report:
-    """Look at everything; `config` adds the checks that need one.
+    """Run all checks; `config` adds those that need one.
 
-    Never raises for what it finds: that is what it reports.
+    Faults are in the report: it never raises for them.
     """
     state = _running_cluster() if address is None else None
     machine = gather_machine(config, progress)
@@ -55,7 +54,7 @@ def _running_cluster() -> ClusterState | None:
 
 
 def _running_url(config: DeploymentConfig | None, state: ClusterState | None) -> str | None:
-    """The endpoint of what runs here, when it holds what this configuration asks for."""
+    """The running endpoint, if it has the port of this configuration."""
     if config is None or state is None:
         return None
     is_same_port = state.http_url.rpartition(":")[2] == str(config.server.port)

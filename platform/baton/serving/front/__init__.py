@@ -1,1 +1,1 @@
-"""What listens at the public port: HAProxy, and the gate before the Rust frontend."""
+"""HAProxy at the public port, and the gate before the Rust frontend."""

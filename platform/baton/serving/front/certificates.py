@@ -1,11 +1,9 @@
-"""Follows the files of the front's certificate, and has HAProxy go on with new ones.
+"""Installs renewed certificates in running HAProxies.
 
-Theory of operation: certificates are renewed by programs that replace files, and a deployment
-outlives several. One thread looks every few seconds whether a file has changed, and when it has and
-certificate and key belong together, tells every HAProxy of this deployment by its admin socket.
-Connections that are open stay as they are. What cannot be used is said once, and looked at again
-when it changes: renewers replace two files one after the other. HAProxy that starts anew reads the
-files itself.
+Theory of operation: one thread polls the files. When certificate and key have changed and match, it
+installs them through the admin socket of every HAProxy of this deployment; open connections stay.
+It reports unusable files once, and tries again after the next change, since renewers replace two
+files one after the other. A HAProxy that starts reads the files itself.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class CertificateWatch:
         name: Path,
         sockets: Callable[[], Iterable[Path]],
     ) -> None:
-        """`name` is how HAProxy calls the certificate; it is told by these sockets, at any time."""
+        """`name` is HAProxy's name of the certificate; `sockets` lists its admin sockets."""
         self._files = tuple(Path(name) for name in (tls.cert_file, tls.key_file) if name)
         self._certificate_name = name
         self._sockets = sockets
@@ -45,18 +43,18 @@ class CertificateWatch:
         self._thread = threading.Thread(target=self._poll_loop, name="baton-tls", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to poll."""
         if self._files:
             self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop polling. Idempotent."""
         self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_TIMEOUT_S)
 
     def poll(self) -> bool:
-        """Whether the files have changed since the last look; HAProxy goes by them then."""
+        """Whether the files have changed since the last poll; installs them if so."""
         stats = self._file_stats()
         if stats == self._last_stats:
             return False
@@ -74,7 +72,7 @@ class CertificateWatch:
             try:
                 self.poll()
             except Exception:
-                # A certificate that is followed no more expires one day, and then nobody comes in.
+                # Without this thread the certificate expires one day, and clients are refused.
                 _LOGGER.exception("the certificate's files could not be looked at")
 
     def _file_stats(self) -> tuple[tuple[int, int, int], ...]:
@@ -89,11 +87,11 @@ class CertificateWatch:
         return tuple(stats)
 
     def _reload_certificate(self) -> str | None:
-        """Have HAProxy go by the files as they are; why that cannot be, or None."""
+        """Install the files; the reason why that failed, or None."""
         cert, key = self._files
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(cert, key, password="")  # one with a password is refused
+            context.load_cert_chain(cert, key, password="")  # refuses a key with a password
             pem = os.linesep.join((cert.read_text(), key.read_text()))
         except (OSError, ValueError) as error:
             return str(error).partition("\n")[0]
@@ -104,8 +102,8 @@ class CertificateWatch:
 
 
 def _install_certificate(path: Path, name: Path, pem: str) -> str | None:
-    """What HAProxy objects to; nothing of the key is in it."""
-    # An empty line would end what is sent.
+    """HAProxy's objection, without parts of the key; None for none."""
+    # An empty line would end the payload.
     lines = "\n".join(line for line in pem.splitlines() if line.strip())
     query_haproxy(path, f"set ssl cert {name} <<\n{lines}\n")
     answer = query_haproxy(path, f"commit ssl cert {name}")

@@ -1,8 +1,7 @@
-"""How HTTP reaches the ingress replicas, and the environment that makes Ray Serve do it that way.
+"""How HTTP reaches the ingress replicas, and the environment that makes Ray Serve do it.
 
-Ray Serve reads these variables once, when `ray.serve` is imported, in every process: they must be
-in the environment before Ray starts, so that the raylet hands them on to the Serve controller, the
-proxies and the replicas.
+Every process reads these variables once, when it imports `ray.serve`. So they must be set before
+Ray starts: the raylet hands them on to the Serve controller, the proxies and the replicas.
 """
 
 from __future__ import annotations
@@ -30,26 +29,30 @@ _HARD_STOP_MARGIN_S = 30
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
 _MAX_THREADS = 4
 _PYTHON_INGRESSES_PER_THREAD = 4
-"""A thread of HAProxy carries 60,000 tokens a second, an ingress in Python a fifth of it at most;
-one in Rust, half of it."""
+"""A thread of HAProxy carries 60,000 tokens/s: at least 5 ingresses in Python, 2 in Rust."""
+_MAX_CONNECTIONS = 4096
+_INGRESS_DRAIN_S = 2.0
+"""How long a stopping ingress replica stays reachable, until HAProxy has dropped it."""
+_RELOAD_COALESCE_S = 0.5
+"""Changes of the set of ingress replicas within this time become one reload of HAProxy."""
 _RETRY_BUFFER_BYTES = 65_536
-"""Most requests are smaller; HAProxy keeps so much of each whose answer has not begun."""
+"""HAProxy keeps this much of each unanswered request; most requests are smaller."""
 
 
 class DataPath(StrEnum):
-    """Which program carries tokens from an ingress replica to the client."""
+    """The program that carries tokens from an ingress replica to the client."""
 
     SERVE_HAPROXY = "haproxy"
-    """HAProxy, straight to the ingress replica's own HTTP server."""
+    """Ray Serve's HAProxy, straight to the ingress replica's own HTTP server."""
     INGRESS_HAPROXY = "gate"
-    """The HAProxy of each ingress replica itself; of Ray Serve's programs none is on the way."""
+    """The HAProxy of each ingress replica; no program of Ray Serve."""
     SERVE_PROXY = "classic"
-    """Ray Serve's proxy, in Python: every chunk passes through one more Python process."""
+    """Ray Serve's Python proxy: every chunk passes through one more Python process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPathChoice:
-    """Which data path can be used here, and the line to show when it is not the good one."""
+    """The available data path, and a warning if it is the slow one."""
 
     data_path: DataPath
     warning: str | None = None
@@ -57,12 +60,12 @@ class DataPathChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPorts:
-    """Ports of one baton's front beside the public one; none may be shared with another baton."""
+    """Further ports of one deployment's HTTP path; two deployments cannot share any."""
 
     stats: int
     metrics: int
     fallback_http: int
-    """Of Ray Serve's proxy in Python; clients come to it only on the classic data path."""
+    """Of Ray Serve's Python proxy, which clients use only on its own data path."""
     fallback_grpc: int
     replica_http_min: int
     replica_http_max: int
@@ -70,19 +73,14 @@ class FrontPorts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontSettings:
-    """What the front of one baton needs to know."""
+    """Settings of one deployment's HTTP path."""
 
     data_path: DataPath
     run_dir: Path
-    """A short path: HAProxy's sockets live below it, and a socket's path holds 107 bytes."""
+    """A short path: it holds HAProxy's sockets, whose paths have at most 107 bytes."""
     ports: FrontPorts
     max_stream_s: float = 600.0
-    """No stream may last longer: a reloaded HAProxy keeps its old streams for this long."""
-    ingress_drain_s: float = 2.0
-    """How long a stopping ingress replica stays reachable, until HAProxy has dropped it."""
-    reload_coalesce_s: float = 0.5
-    """Changes of the set of ingress replicas within this time become one reload of HAProxy."""
-    max_connections: int = 4096
+    """The longest possible stream: a reloaded HAProxy keeps its old streams for this long."""
     threads: int = 2
 
 
@@ -132,10 +130,9 @@ def _haproxy_problem(environ: Mapping[str, str]) -> str | None:
 
 
 def front_thread_count(ingresses: int, *, in_python: bool, tls: bool, cores: int) -> int:
-    """How many threads HAProxy gets before so many ingresses.
+    """Threads of the HAProxy before these ingresses.
 
-    No more than can be of use, for threads that have little to do wake each other. Whoever comes
-    by TLS wants a handshake computed before anything else, and so all of them.
+    Idle threads wake each other, so there are no more than needed. TLS handshakes can use all.
     """
     max_threads = min(_MAX_THREADS, cores)
     if tls:
@@ -145,10 +142,10 @@ def front_thread_count(ingresses: int, *, in_python: bool, tls: bool, cores: int
 
 
 def pick_front_ports() -> FrontPorts:
-    """Choose ports that are free now, far from where other programs' ports are drawn.
+    """Choose free ports, far from other programs' ranges.
 
-    A replica that finds its port taken tries the next of the range; the four single ports are
-    only used seconds after they were picked, so that a clash is unlikely, and reported.
+    A replica whose port is taken tries the next of the range. The four single ports are bound
+    seconds later: a clash is unlikely, and reported.
     """
     port_count = _REPLICA_PORTS + 4
     for _ in range(100):
@@ -166,7 +163,7 @@ def pick_front_ports() -> FrontPorts:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a listener could bind there now, and nobody else beside it."""
+    """Whether a listener could bind there now, alone."""
     try:
         # With SO_REUSEADDR, as listeners have it: else a port in TIME_WAIT would count as taken.
         create_bound_socket(host, port).close()
@@ -176,39 +173,38 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 def serve_environment(settings: FrontSettings) -> dict[str, str]:
-    """The variables that every process of Ray Serve must see; a pure function of the settings.
+    """The variables for every process of Ray Serve.
 
     Source: `ray/serve/_private/constants.py` of Ray 2.60.
     """
     uses_haproxy = settings.data_path is DataPath.SERVE_HAPROXY
     uses_direct_ingress = uses_haproxy or settings.data_path is DataPath.INGRESS_HAPROXY
-    # A gate stops listening by itself: nobody has to hear of it first.
-    drain_s = settings.ingress_drain_s if uses_haproxy else 0.0
+    # A gate stops listening by itself: no HAProxy has to drop it first.
+    drain_s = _INGRESS_DRAIN_S if uses_haproxy else 0.0
     hard_stop_s = math.ceil(settings.max_stream_s) + _HARD_STOP_MARGIN_S
     environment = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if uses_haproxy else "0",
         # Else throughput mode turns it on, and then Serve starts no proxy at all.
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if uses_direct_ingress else "0",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        # As in throughput mode, whatever is set around it: an ingress and its links are one loop.
+        # An ingress and its links share one event loop, as in throughput mode.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        # A dead or stuck front is noticed after three failed checks. The timeout is generous
-        # because engines that start take every core of a small machine for seconds.
+        # A dead or stuck proxy is noticed after three failed checks. The timeout is generous
+        # because starting engines take every core of a small machine for seconds.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "5",
-        # Nor is one that is just starting killed for it after five seconds, and Serve's start with
-        # it, which waits for the first one a minute.
+        # By default Serve kills a starting proxy after 5 s; its own start waits for the first proxy
+        # for a minute.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
-        # Who is found broken is ended at once, which frees what it holds: one that is frozen could
-        # not end by itself, and what ran there goes on elsewhere. A replica that still can lets
-        # its work end before it says that it is broken.
+        # Serve kills an unhealthy replica at once, since a frozen one cannot end by itself; its
+        # work resumes elsewhere. A replica that still runs drains before it reports unhealthy.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # Draining the front itself: never shorter than what it drains for.
-        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": _seconds_text(settings.ingress_drain_s),
+        # The proxy drains at least as long as ingresses.
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": _seconds_text(_INGRESS_DRAIN_S),
     }
     if uses_direct_ingress:
         environment |= _replica_ports(settings.ports) | {
-            # An old HAProxy knows the old ports until it is stopped: nobody else may get them.
+            # An old HAProxy knows the old ports until it is stopped: no other replica may get them.
             "RAY_SERVE_PORT_QUARANTINE_S": str(hard_stop_s + _HARD_STOP_MARGIN_S),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _seconds_text(drain_s),
         }
@@ -216,22 +212,22 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
         environment |= _haproxy_files_and_ports(settings)
         environment |= {
             "RAY_SERVE_HAPROXY_NBTHREAD": str(settings.threads),
-            "RAY_SERVE_HAPROXY_MAXCONN": str(settings.max_connections),
+            "RAY_SERVE_HAPROXY_MAXCONN": str(_MAX_CONNECTIONS),
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(hard_stop_s),
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(max(hard_stop_s, 3600)),
-            "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": _seconds_text(settings.reload_coalesce_s),
-            # Who had heard nothing yet when an ingress ended loses nothing: another one is asked,
-            # and a third one at most, so that a request that ends ingresses ends few of them.
+            "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": _seconds_text(_RELOAD_COALESCE_S),
+            # A request without an answer loses nothing when its ingress ends: HAProxy retries on
+            # two others at most, so that a fatal request ends few ingresses.
             "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
             "RAY_SERVE_HAPROXY_RETRIES": "2",
-            # It can ask again only what it still has whole; 1 KiB of it is HAProxy's own.
+            # HAProxy retries only requests that fit its buffer; 1 KiB of it is HAProxy's own.
             "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_RETRY_BUFFER_BYTES),
         }
     return environment
 
 
 def ray_environment(token_file: Path, *, loopback: bool = True) -> dict[str, str]:
-    """Variables for a Ray that keeps to this machine, or that other nodes may join."""
+    """Variables for a Ray on loopback, or for a cluster that other nodes may join."""
     # Ray's own switch (it is off on macOS): without it every process listens on loopback only.
     cluster_switch = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if loopback else "1"}
     return cluster_switch | {
@@ -242,8 +238,8 @@ def ray_environment(token_file: Path, *, loopback: bool = True) -> dict[str, str
 
 
 def _haproxy_files_and_ports(settings: FrontSettings) -> dict[str, str]:
-    # Serve puts a folder named by the node's id (56 characters) between folder and file: keep
-    # both short.
+    # Serve puts a folder named by the node's id (56 characters) between folder and file: keep both
+    # short.
     folder = settings.run_dir / "h"
     ports = settings.ports
     return {

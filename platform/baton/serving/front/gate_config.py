@@ -1,17 +1,13 @@
-"""What HAProxy is told as the gate before vLLM's Rust frontend; a pure function of its settings.
+"""The HAProxy configuration of the gate before vLLM's Rust frontend.
 
-Theory of operation: in Rust mode no byte of HTTP passes through Python, so what the Python gate
-(`gate`) does is said to an HAProxy of the ingress' own, in the same order: which paths
-exist, who asks, for which class, how large a body is said to be, and whether the fleet takes more.
-What changes while it runs is in maps that the ingress writes through HAProxy's own socket
-(`gate_process`). What goes on to the frontend carries no credential, and one id that says who
-asks (`rust_identity`).
+Theory of operation: in Rust mode no byte of HTTP passes through Python. So an HAProxy of the
+ingress does the checks of the Python gate (`gate`) in the same order: paths, keys, class, body
+size, shedding. Texts and statuses are the same. The ingress changes the maps at run time through
+HAProxy's admin socket (`gate_process`). Forwarded requests carry no credential, but one id with the
+caller (`rust_identity`).
 
-Where it is the front itself, no HAProxy of Ray Serve's has looked at a request before: it then has
-the deadline for bodies and the guard of the public port, too, and Ray Serve's question whether its
-replica is there comes to another port.
-
-Texts and statuses are the Python gate's.
+On the public port the gate also has the deadline for bodies and the guard of the port. Ray Serve's
+health check of the replica then uses another port.
 """
 
 from __future__ import annotations
@@ -66,9 +62,9 @@ from baton.serving.front.haproxy_wrapper import (
 SERVE_HEALTH_PATH = "/-/healthz"
 _SESSION_DIGEST_CHARS = 16
 _RETRY_AFTER_PLACEHOLDER = "SECONDS"
-"""Stands for a number that HAProxy puts in."""
 _BUFFER_BYTES = 64 * 1024
-"""As Ray Serve's HAProxy has: the largest head that can be read, and refused with a reason."""
+"""As in Ray Serve's HAProxy: the largest head that can be rejected with a reason."""
+_MAX_CONNECTIONS = 4096
 _CONNECT_TIMEOUT_S = 2
 _HEADER_TIMEOUT_S = 10
 _KEEP_ALIVE_TIMEOUT_S = 65
@@ -80,7 +76,7 @@ _OWN_ERROR_MESSAGES: Mapping[int, str] = {
     503: "this frontend is going away; try again",
     504: "the frontend did not answer in time",
 }
-"""What it says of its own accord of requests whose head it has read."""
+"""HAProxy's own errors for requests with a complete head."""
 
 
 _DATE_PLACEHOLDER = "now"
@@ -92,60 +88,54 @@ _CLASS_NOT_ALLOWED = Problem(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicListener:
-    """What a gate has to know besides where it is the front itself."""
+    """Further settings of a gate at the public port."""
 
     probe_bind: str
-    """Where Ray Serve asks whether its replica is there, as HAProxy's `bind` takes it."""
+    """Ray Serve's health check, as an address of HAProxy's `bind`."""
     guard: GuardFields
-    """Of the public port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings:
-    """What a gate is to do; who is let in, and whom it refuses, it is told while it runs."""
+    """Settings of a gate; keys, limits and state are in maps."""
 
     bind: str
-    """Where clients come, as HAProxy's `bind` takes it: `fd@5`, `127.0.0.1:8000`."""
+    """Address of clients for HAProxy's `bind`: `fd@5`, `127.0.0.1:8000`."""
     frontend_socket: Path
-    """The Unix socket of the frontend behind it."""
     folder: Path
-    """Of the maps and of the socket by which it is told things; nobody else may read it."""
+    """Of the maps and the admin socket; readable by this user only."""
     routes: Sequence[str]
-    """Which groups are open."""
     max_body_bytes: int
     models: Sequence[ModelRow] = ()
-    """What is served, under which names."""
     max_stream_s: float = 600.0
     client_idle_timeout_s: float = 60.0
-    """How long a client may be silent in the middle of a body, or not read."""
-    max_connections: int = 4096
-    threads: int = 1
+    """How long a client may pause in the middle of a body, or not read."""
     public_listener: PublicListener | None = None
     """None: clients come by Ray Serve's HAProxy."""
 
     @property
     def admin_socket(self) -> Path:
-        """By which it is told things."""
+        """HAProxy's admin socket."""
         return self.folder / "gate.sock"
 
     @property
     def key_map(self) -> Path:
-        """From a key's SHA-256 to what it is good for."""
+        """From a key's SHA-256 to the word of its tenant, or to why it is rejected."""
         return self.folder / "keys.map"
 
     @property
     def shed_map(self) -> Path:
-        """From whose requests are refused for now to when they may come back."""
+        """From a caller that is rejected for now to the seconds until its next attempt."""
         return self.folder / "shed.map"
 
     @property
     def class_map(self) -> Path:
-        """Who may ask for which class."""
+        """The classes that each tenant may request."""
         return self.folder / "classes.map"
 
     @property
     def state_map(self) -> Path:
-        """Whether the fleet can serve, whether there are keys, and who is let in without one."""
+        """Whether the fleet can serve, whether there are keys, and the tenant without a key."""
         return self.folder / "state.map"
 
 
@@ -166,8 +156,8 @@ def _global_section(settings: GateSettings) -> list[str]:
     return [
         "global",
         f"stats socket {quote(settings.admin_socket)} mode 600 level admin",
-        f"maxconn {settings.max_connections}",
-        f"nbthread {settings.threads}",
+        f"maxconn {_MAX_CONNECTIONS}",
+        "nbthread 1",
         MAX_HEADERS_DIRECTIVE,
         f"tune.bufsize {_BUFFER_BYTES}",
     ]
@@ -213,8 +203,8 @@ def _frontend_section(settings: GateSettings) -> list[str]:
 def _backend_section(settings: GateSettings) -> list[str]:
     lines = ["backend rust", f"server rust unix@{settings.frontend_socket}"]
     if settings.public_listener is not None:
-        # The deadline for heads then counts for what a buffer holds of the body as well, and only
-        # here: whoever is refused is told before.
+        # The deadline for heads then includes the buffered part of the body. It is in the backend,
+        # so that rejected requests get their answer before.
         lines.append("option http-buffer-request")
     return lines
 
@@ -234,7 +224,7 @@ def _probe_response() -> str:
 
 
 def _host_rules() -> Iterator[str]:
-    # Ray Serve's own question, whether its replica is there; it names no host.
+    # Ray Serve's health check of its replica names no host.
     yield _probe_response()
     missing_host = Problem(status=400, message=NO_HOST, close=True)
     yield (
@@ -249,7 +239,8 @@ def _host_rules() -> Iterator[str]:
 
 
 def _path_rules(settings: GateSettings) -> Iterator[str]:
-    # As it was sent: `/v1/%63hat` is no path here. A model's name may be escaped, or have slashes.
+    # The path is compared as sent: `/v1/%63hat` is unknown. A model's name may be escaped, or have
+    # slashes.
     paths = _open_paths(settings)
     yield f"acl listed path {' '.join(map(quote, paths))}"
     if LIST_PATH in paths:
@@ -277,7 +268,6 @@ def _open_paths(settings: GateSettings) -> list[str]:
 
 
 def _method_rules(settings: GateSettings) -> Iterator[str]:
-    """Which methods the paths have."""
     for path in _open_paths(settings):
         if path != HEALTH_PATH:
             condition = f"{{ path {path} }} {_is_other_method(path)}"
@@ -298,7 +288,6 @@ def _wrong_method_response(path: str) -> str:
 
 
 def _model_rules(settings: GateSettings) -> Iterator[str]:
-    """One model by its name, and all of them as Anthropic lists them."""
     if LIST_PATH not in _open_paths(settings) or not settings.models:
         return
     response = "http-request return status 200 content-type application/json lf-string"
@@ -369,7 +358,7 @@ def _tenant_rules(settings: GateSettings) -> Iterator[str]:
 
 
 def _key_rules() -> Iterator[str]:
-    """Put the one key that was sent, if any that counts, into `txn.key`."""
+    """Put the key of the request, if any counts, into `txn.key`."""
     for header in ("authorization", "x-api-key"):
         is_repeated = f"{{ req.fhdr_cnt({header}) gt 1 }}"
         yield f"http-request {_problem_response(SEVERAL_KEYS)} if keyed {is_repeated}"
@@ -378,7 +367,7 @@ def _key_rules() -> Iterator[str]:
     for name in ("bearer", "key"):
         is_present = f"{{ var(txn.{name}) -m found }}"
         yield f"http-request unset-var(txn.{name}) if {is_present} {{ var(txn.{name}) -m len 0 }}"
-        # Clients that must send a key send any word: that is nobody, where nobody is let in.
+        # Clients that must send some key send any word: without keys, it means no key.
         is_own_format = f"{{ var(txn.{name}) -m beg {KEY_PREFIX} }}"
         yield f"http-request unset-var(txn.{name}) if {is_present} anonymous !{is_own_format}"
     both = "{ var(txn.bearer) -m found } { var(txn.key) -m found }"
@@ -430,7 +419,7 @@ def _shedding_rules(settings: GateSettings) -> Iterator[str]:
     )
     for key in map_keys:
         yield f"http-request set-var(txn.shed) {key},map_str({shed_map}) if generates METH_POST"
-    # The number in the map, in text and header: HAProxy puts it in when it answers.
+    # HAProxy inserts the number of the map into text and header of its answer.
     seconds = "%[var(txn.shed)]"
     refused = Problem(
         status=429,
@@ -459,10 +448,10 @@ def _forwarding_rules() -> Iterator[str]:
 
 
 def _session_rules(settings: GateSettings) -> Iterator[str]:
-    """Put `+` and a digest of the session's name into `txn.session`, where a client names one.
+    """Put `+` and a digest of the session's name into `txn.session`, if the client names one.
 
-    A body is read as far as HAProxy's buffer holds it (16 KiB); `at-least` would not wait for the
-    rest of it, either.
+    Only the part of the body in HAProxy's buffer (16 KiB) is read; `at-least` would not wait for
+    more.
     """
     yield "http-request set-var(txn.session) str()"
     is_unset = "{ var(txn.session) -m len 0 }"
@@ -474,9 +463,9 @@ def _session_rules(settings: GateSettings) -> Iterator[str]:
             f"http-request set-var(txn.digest) req.fhdr({header}),{digest} if {is_unset} {has_name}"
         )
         yield f"http-request set-var(txn.session) {session_value} if {is_unset} {has_name}"
-    wait_s = _HEADER_TIMEOUT_S  # not any longer than a head
+    wait_s = _HEADER_TIMEOUT_S  # no longer than for a head
     yield f"http-request wait-for-body time {wait_s}s if generates METH_POST {is_unset}"
-    # A search for a word costs far less than to read JSON for it.
+    # Searching for a word costs far less than parsing JSON.
     has_name = f"{{ req.body -m sub {SESSION_FIELD} }}"
     key = f"req.body,json_query('$.{SESSION_FIELD}')"
     needs_body = f"generates METH_POST {is_unset} {has_name}"
@@ -487,7 +476,6 @@ def _session_rules(settings: GateSettings) -> Iterator[str]:
 
 
 def _problem_response(problem: Problem, *, with_retry_after: bool = True) -> str:
-    """An answer; without the time to wait where somebody else says it."""
     types = {
         ANTHROPIC: error_type(problem.status, Dialect.ANTHROPIC),
         OPENAI: error_type(problem.status, Dialect.OPENAI),

@@ -1,8 +1,8 @@
-"""What the gate before vLLM's Rust frontend is told while it runs: entries of HAProxy's maps.
+"""Map entries for the gate before vLLM's Rust frontend.
 
-Keys are in one map by their SHA-256, as they are kept at rest. The value of one that is good is the
-word for its tenant (`rust_identity`), of another why it is not. Who is refused for now is in a map
-of its own, by the word for the tenant or by that and a class; the value is when to come back.
+Keys are mapped by their SHA-256, as they are stored: a valid one to the word of its tenant
+(`rust_identity`), another one to its state. The map of rejected callers has the tenant's word,
+alone or with a class, and the seconds to wait.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from baton.domain.names.retry_after import retry_after_seconds
 from baton.runtime.keys.api_keys import InvalidKey, ValidKey
 
 SEPARATOR = "~"
-"""Between the words of a request's id; as `rust_identity` reads it."""
+"""Between the words of a request's id, for `rust_identity`."""
 SESSION_MARK = "+"
 """Before the session, behind the class; likewise."""
 REJECTED_PREFIX = "!"
-"""Before why a key is not good; in no word for a tenant."""
+"""Before a bad key's state; in no tenant's word."""
 _MAX_COMMAND_BYTES = 8000
 """HAProxy reads a command into a buffer of 16 KiB."""
 
@@ -26,7 +26,7 @@ _MAX_COMMAND_BYTES = 8000
 def key_entries(
     keys: Mapping[str, ValidKey | InvalidKey], handles: Mapping[str, str]
 ) -> dict[str, str]:
-    """The map of keys, by their digests; `handles` has a word for each of their tenants."""
+    """The map of keys, by their digests; `handles` has the word of each tenant."""
     return {
         digest: handles[key.tenant]
         if isinstance(key, ValidKey)
@@ -36,9 +36,9 @@ def key_entries(
 
 
 def shed_entries(refused: Mapping[tuple[str, str | None], float]) -> dict[str, str]:
-    """The map of who is refused, by the word for the tenant and the class.
+    """The map of rejected callers, by the tenant's word and the class.
 
-    Without a class at all (None): whoever it asks for; with the empty one: who asks for none.
+    Class None: requests of any class; the empty class: requests that name none.
     """
     return {
         handle if slo_class is None else f"{handle}{SEPARATOR}{slo_class}": str(
@@ -49,17 +49,17 @@ def shed_entries(refused: Mapping[tuple[str, str | None], float]) -> dict[str, s
 
 
 def class_entries(allowed: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The map of who may ask for which class: the word for the tenant, and the class."""
+    """The map of permitted classes, from pairs of the tenant's word and a class."""
     return {f"{handle}{SEPARATOR}{slo_class}": "1" for handle, slo_class in allowed}
 
 
 def state_entries(*, healthy: bool, anonymous: str | None, keys: bool) -> dict[str, str]:
-    """The map of the rest.
+    """The map of the gate's state.
 
     Args:
         healthy: Whether the fleet can serve.
-        anonymous: The word for callers without a key; None: they are refused.
-        keys: Whether keys are looked at; without, what a caller sends as one is passed over.
+        anonymous: The word for callers without a key; None: they are rejected.
+        keys: Whether keys are checked; otherwise the gate ignores them.
     """
     entries = {"healthy": "1"} if healthy else {}
     if anonymous is not None:
@@ -68,9 +68,9 @@ def state_entries(*, healthy: bool, anonymous: str | None, keys: bool) -> dict[s
 
 
 def map_commands(path: Path, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
-    """Commands that make a map what it should be, each short enough to be read.
+    """Commands that change a map, each short enough for HAProxy.
 
-    What is taken away goes first: a revoked key is not good for as long as new ones are written.
+    Deletions come first: a revoked key must not stay valid while new keys are written.
     """
     deletions = [f"del map {path} {key}" for key in old if key not in new]
     updates = [

@@ -1,12 +1,11 @@
-"""The gate before vLLM's Rust frontend as a process of this ingress: HAProxy, and what it is told.
+"""The gate before vLLM's Rust frontend as a process of this ingress: HAProxy and its maps.
 
-Theory of operation: HAProxy is started with maps of what it was told before, so that it goes by
-that from its first connection on; told nothing, it lets nobody in and says that it is not healthy.
-While it runs it is told by differences, by one task: what was
-written last is kept here, and only what has changed is written, over HAProxy's own socket in the
-gate's private folder. A write that fails leaves its map unknown, and the next one begins with
-clearing it: that closes the gate for a moment rather than leaving a revoked key good. HAProxy dies
-with this process; when it dies alone, the gate is broken and the ingress is to be replaced.
+Theory of operation: HAProxy starts with map files, so that they hold from its first connection on;
+empty maps reject all callers and report unhealthy. One task then writes differences through
+HAProxy's admin socket in the gate's private folder. After a failed write the content of its map is
+unknown, and the next write clears it first. That closes the gate for a moment rather than keeping a
+revoked key valid. HAProxy dies with this process. If it dies alone, the gate is broken and the
+ingress must be replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _LOG_FILE = "gate.log"
 
 
 class GateProcess:
-    """One HAProxy, and the maps that it goes by."""
+    """One HAProxy and its maps; `set_*` raise LinkFailed if HAProxy did not confirm the change."""
 
     def __init__(self, haproxy: str, settings: GateSettings) -> None:
         self._haproxy = haproxy
@@ -50,7 +49,7 @@ class GateProcess:
 
     @property
     def broken(self) -> bool:
-        """Whether it was started and lets nobody in again."""
+        """Whether HAProxy has ended after its start."""
         return self._process is not None and not self._process.is_running
 
     async def start(
@@ -60,10 +59,10 @@ class GateProcess:
 
         Args:
             listeners: Descriptors to pass on.
-            environment: What it sees besides what this process sees.
+            environment: Variables beyond those of this process.
 
         Raises:
-            EngineStartFailed: it does not start, with its own words.
+            EngineStartFailed: it did not start, with its output.
         """
         settings = self._settings
         await asyncio.to_thread(self._write_files)
@@ -95,10 +94,10 @@ class GateProcess:
             )
 
     async def drain(self) -> None:
-        """Take no more connections; returns when the answers that were under way have ended.
+        """Accept no more connections; returns when the answers in flight have ended.
 
-        HAProxy's own way to end would wait for clients that keep a connection for later. It may be
-        late to answer; as long as it lives, streams do, and it is asked again.
+        HAProxy's own soft stop would wait for idle connections. A query that fails is repeated
+        while HAProxy lives.
         """
         is_closed = False
         while not self.broken:
@@ -111,7 +110,6 @@ class GateProcess:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def _in_flight_requests(self) -> int:
-        """How many requests are at the frontend."""
         return sum(
             int(row["scur"])
             for row in stat_rows(await self._query("show stat"))
@@ -119,41 +117,25 @@ class GateProcess:
         )
 
     async def close(self) -> None:
-        """Stop it at once: whoever lets streams end has waited before. Idempotent."""
+        """Stop it at once; call `drain` before to let streams end. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             await process.stop(grace_s=_STOP_GRACE_S)
 
     async def set_keys(self, entries: Mapping[str, str]) -> None:
-        """Go by these keys from now on.
-
-        Raises:
-            LinkFailed: it was not heard.
-        """
+        """Replace the keys."""
         await self._update_map(self._settings.key_map, entries)
 
     async def set_classes(self, entries: Mapping[str, str]) -> None:
-        """Let tenants ask for these classes from now on.
-
-        Raises:
-            LinkFailed: it was not heard.
-        """
+        """Replace the classes that tenants may request."""
         await self._update_map(self._settings.class_map, entries)
 
     async def set_shed(self, entries: Mapping[str, str]) -> None:
-        """Refuse those from now on.
-
-        Raises:
-            LinkFailed: it was not heard.
-        """
+        """Replace the rejected callers."""
         await self._update_map(self._settings.shed_map, entries)
 
     async def set_state(self, entries: Mapping[str, str]) -> None:
-        """Go by this from now on: health, and who is let in.
-
-        Raises:
-            LinkFailed: it was not heard.
-        """
+        """Replace health and the anonymous caller."""
         await self._update_map(self._settings.state_map, entries)
 
     async def _update_map(self, path: Path, entries: Mapping[str, str]) -> None:
@@ -171,7 +153,7 @@ class GateProcess:
         self._written_entries[path] = dict(entries)
 
     async def _run_command(self, command: str) -> None:
-        """Have HAProxy do it. It answers a map's commands with nothing but an empty line."""
+        """Run a command on a map: HAProxy answers success with an empty line."""
         answer = await self._query(command)
         if answer.strip():
             # Never the command: it may hold a digest.

@@ -1,4 +1,4 @@
-"""HAProxy's admin socket: where it is, what is asked, and what its answers say."""
+"""HAProxy's admin socket: its path, commands and answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _SUMMARY_ROWS = frozenset({"FRONTEND", "BACKEND"})
 
 
 def admin_sockets(run_dir: Path) -> list[Path]:
-    """By which the HAProxies of a deployment of this machine are told things."""
+    """The admin sockets of the HAProxies of a local deployment."""
     # Serve puts a folder named by the node between our folder and the socket.
     return sorted(run_dir.glob("h/**/a.sock"))
 
 
 def direct_server_is_up(stat: str) -> bool:
-    """Whether HAProxy's `show stat` knows a server in use that is no backup."""
+    """Whether `show stat` lists an active server that is up and no backup."""
     return any(
         row["svname"] not in _SUMMARY_ROWS and row["act"] == "1" and row["status"] == "UP"
         for row in stat_rows(stat)
@@ -24,14 +24,14 @@ def direct_server_is_up(stat: str) -> bool:
 
 
 def stat_rows(stat: str) -> list[dict[str, str]]:
-    """What HAProxy's `show stat` says of each frontend, backend and server, by column."""
+    """The rows of `show stat` for each frontend, backend and server, by column."""
     header, _, rows = stat.removeprefix("# ").partition("\n")
     names = header.split(",")
     return [dict(zip(names, row.split(","), strict=False)) for row in rows.splitlines() if row]
 
 
 def query_haproxy(path: Path, command: str) -> str:
-    """HAProxy's answer to a command; empty while it is not there."""
+    """HAProxy's answer to a command; empty if it does not answer."""
     answer = b""
     try:
         with socket.socket(socket.AF_UNIX) as connection:

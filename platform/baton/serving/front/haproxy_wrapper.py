@@ -1,19 +1,16 @@
-"""Ray Serve runs this in HAProxy's place: it closes what Serve leaves open, then becomes HAProxy.
+"""Ray Serve runs this program as its HAProxy: it guards the configuration, then becomes HAProxy.
 
-Theory of operation: Serve writes HAProxy's configuration from a template of its own, which has
-metrics and statistics listen on every address, opens the socket for administrators to every user,
-waits an hour for what a client wants, and knows no TLS. All of Serve listens where it is told to
-have HAProxy listen, which is loopback; here that becomes the address where clients come. Serve
-starts HAProxy anew, with that file, for each change. This program reads the file, writes it again
-with what a deployment's guard says, and hands its process over to the real HAProxy with the same
-arguments, so that Serve finds the process id that it started. A file that does not look as expected
-starts no HAProxy at all, rather than an open one.
+Theory of operation: in Serve's template, metrics and statistics listen on every address, and every
+user may open the admin socket. Clients may take an hour for a request, and there is no TLS. Serve
+writes the file anew and restarts HAProxy for each change. This program rewrites the file: the
+public port moves from loopback to the configured address, and the rest is closed. Then it replaces
+itself by the real HAProxy, with the same arguments and process id. With an unexpected file it
+starts no HAProxy at all.
 
-What HAProxy says by itself is JSON here, in the shape of the client's API. Serve has it say HTML,
-and a 500 in plain text where no ingress is there: that is a 503 with `Retry-After`, as is what
-Serve's own proxy says in plain text while it stands in for the ingress.
+HAProxy's own errors become JSON in the shape of the client's API. A 500 in plain text, Serve's
+answer without an ingress, becomes a 503 with `Retry-After`, as do plain texts of Serve's proxy.
 
-It is run by path and without packages: nothing of baton may be imported here.
+The program is run by path and without packages: it may import nothing of baton.
 """
 
 from __future__ import annotations
@@ -27,7 +24,14 @@ from pathlib import Path
 from typing import Final
 
 GuardFields = Mapping[str, str | bool | None]
-"""As `haproxy_hardening.GuardFields` writes it."""
+"""Settings of the public port:
+
+- `haproxy`: the real program;
+- `bind_host`, `bind_options`: the address of clients in HAProxy's form (`*` for all), and options;
+- `cert_file`: the certificate, with its key beside it under the same name and `.key`;
+- `client_ca_file`: the authorities of client certificates;
+- `require_tls`: whether to reject keys that come from other machines in clear.
+"""
 HARDENED_MARKER: Final = "# guarded by baton"
 _SECTION_LINE = re.compile(r"(global|defaults|frontend|backend|listen)\b *(\S*)")
 _BIND_LINE = re.compile(r"( *bind )(\S*:)(\d+)( .*)?")
@@ -35,23 +39,23 @@ _ADMIN_SOCKET_LINE = re.compile(r"( *stats socket .*\bmode )666\b(.*)")
 _LOOPBACK_NETWORKS: Final = "127.0.0.0/8 ::1"
 _HEALTH_PATH: Final = "/health"
 _REQUEST_TIMEOUT_S: Final = 10
-"""Until its head and as much of its body as a buffer holds have come."""
+"""For the head and the buffered part of the body."""
 
 
 OPENAI, ANTHROPIC = "openai", "anthropic"
 _NO_INGRESS_MESSAGE = "no ingress is there to take the request; retry in a few seconds"
 _NO_INGRESS_RETRY_AFTER_S: Final = 5
-"""As clients are told to wait; another one is there in seconds, on a busy machine in a minute."""
+"""Another ingress starts in seconds, on a busy machine in a minute."""
 _NO_PATH_MESSAGE = "nothing is served by this name, expected a path that begins with /"
 MAX_HEADERS_DIRECTIVE: Final = "tune.http.maxhdr 4096"
-"""Or HAProxy would refuse a request with over 100 header fields before a rule sees it, in HTML."""
+"""By default HAProxy rejects over 100 header fields before any rule, in HTML."""
 _MAX_HEADERS, _MAX_HEADER_BYTES = 100, 32 * 1024
-"""As the gate in Python takes them."""
+"""As in the Python gate."""
 UNREADABLE_REQUEST_MESSAGES: Final[Mapping[int, str]] = {
     400: "the request cannot be read",
     408: "the first part of the request's body was not complete in time",
 }
-"""Errors that HAProxy finds before rules have said whose shape to use."""
+"""Errors that HAProxy finds before rules have set the dialect."""
 ERROR_TYPES: Final[Mapping[int, Mapping[str, str]]] = {
     403: {OPENAI: "PermissionDeniedError", ANTHROPIC: "permission_error"},
     404: {OPENAI: "NotFoundError", ANTHROPIC: "not_found_error"},
@@ -62,7 +66,7 @@ ERROR_TYPES: Final[Mapping[int, Mapping[str, str]]] = {
     503: {OPENAI: "ServiceUnavailableError", ANTHROPIC: "overloaded_error"},
     504: {OPENAI: "GatewayTimeoutError", ANTHROPIC: "timeout_error"},
 }
-"""What either API calls these; as `errors.error_type` has it."""
+"""The error types of both APIs, as in `errors.error_type`."""
 _OWN_ERROR_MESSAGES: Final[Mapping[int, str]] = {
     500: "the front could not go on; the same request may succeed",
     501: "this is not understood here, expected HTTP/1.1 and a body in chunks or of a known length",
@@ -71,7 +75,7 @@ _OWN_ERROR_MESSAGES: Final[Mapping[int, str]] = {
     504: "no answer came in time",
 }
 _RETRYABLE_STATUSES: Final = frozenset({502, 503})
-"""What is said while the only ingress ends, and when it is gone: another one comes."""
+"""Statuses while the only ingress ends, and after it: another one will start."""
 _ERROR_FILE_LINE = re.compile(r" *errorfile \d+ .*")
 
 
@@ -80,10 +84,10 @@ class UnexpectedConfiguration(Exception):
 
 
 def harden(text: str, guard: GuardFields) -> str:
-    """A configuration of Serve's, closed; one that is closed already stays as it is.
+    """A guarded configuration of Serve's; unchanged if it is guarded already.
 
     Raises:
-        UnexpectedConfiguration: a line that must be changed is not there, or is there twice.
+        UnexpectedConfiguration: a line to change is missing, or occurs twice.
     """
     if text.startswith(HARDENED_MARKER):
         return text
@@ -122,9 +126,9 @@ def _restrict_admin_socket(line: str, _guard: GuardFields) -> list[str] | None:
 
 
 def _limit_request_time(line: str, _guard: GuardFields) -> list[str] | None:
-    """Without it a client may take an hour to say what it wants, and hold a connection so long.
+    """By default a client may hold a connection for an hour without a complete request.
 
-    Waiting for as much of a request as HAProxy can hold lets it ask another ingress when one ends.
+    Buffered requests can be retried on another ingress.
     """
     if line.strip() != "mode http":
         return None
@@ -148,7 +152,7 @@ def _harden_public_bind(line: str, guard: GuardFields) -> list[str] | None:
     match = _BIND_LINE.fullmatch(line)
     if match is None:
         return None
-    # No address of IPv6 comes here without brackets: `haproxy_hardening` has written it.
+    # IPv6 addresses have their brackets already, from `haproxy_hardening`.
     line = f"{match[1]}{guard['bind_host']}:{match[3]}{match[4] or ''}{guard['bind_options']}"
     rules = [
         *dialect_rules(),
@@ -160,10 +164,7 @@ def _harden_public_bind(line: str, guard: GuardFields) -> list[str] | None:
 
 
 def _answer_without_application(line: str, _guard: GuardFields) -> list[str] | None:
-    """What is said while Serve knows no application, or none any more.
-
-    And of what no application could serve: `OPTIONS *`, or the name that is behind a CONNECT.
-    """
+    """The answer while Serve has no application, and to paths such as `OPTIONS *` or CONNECT."""
     if not line.strip().startswith("http-request return status 404 "):
         return None
     return [
@@ -173,7 +174,7 @@ def _answer_without_application(line: str, _guard: GuardFields) -> list[str] | N
 
 
 def _replace_serve_errors() -> Iterator[str]:
-    """In place of what Serve's proxy says while no ingress is there; ours answer in JSON."""
+    """Replace plain-text errors of Serve's proxy, which answers while there is no ingress."""
     plain = "{ res.hdr(content-type) -m beg text/ }"
     for status in ("{ status ge 500 }", "{ status 404 }"):
         yield f"http-response return {_no_ingress_response()} if {status} {plain}"
@@ -184,7 +185,7 @@ def _no_ingress_response() -> str:
 
 
 def dialect_rules() -> Iterator[str]:
-    """Note, before all else, which API's shape an error is to have; `error_body` goes by it."""
+    """Rules that set the dialect of errors, for `error_body`; they come first."""
     yield "acl baton_anthropic req.hdr(anthropic-version) -m found"
     yield "acl baton_anthropic path /v1/messages"
     yield "acl baton_anthropic path_beg /v1/messages/"
@@ -193,7 +194,7 @@ def dialect_rules() -> Iterator[str]:
 
 
 def header_limit_rules() -> Iterator[str]:
-    """Refuse heads that the gate in Python would refuse; HAProxy itself can read larger ones."""
+    """Rules that reject heads as the Python gate does; HAProxy itself reads larger heads."""
     too_many = f"more than {_MAX_HEADERS} header fields, at most {_MAX_HEADERS} are taken"
     yield (
         f"http-request return {_error_response(431, too_many)} if {{ req.fhdr_cnt gt"
@@ -207,9 +208,9 @@ def header_limit_rules() -> Iterator[str]:
 
 
 def error_rules(messages: Mapping[int, str], *, retry_after_s: int) -> Iterator[str]:
-    """What HAProxy says of its own accord, by its status, where it would say it in HTML."""
+    """HAProxy's own errors by status, as JSON in place of HTML."""
     for status, message in UNREADABLE_REQUEST_MESSAGES.items():
-        # What either API's clients can read.
+        # Clients of both APIs can read this shape.
         error = {"type": "invalid_request_error", "message": message, "param": None, "code": status}
         body = quote(json.dumps({"type": "error", "error": error}))
         yield f"http-error status {status} content-type application/json string {body}"
@@ -246,13 +247,13 @@ def _quote_argument(text: str) -> str:
 
 
 def quote(text: object) -> str:
-    """One word of HAProxy's, whatever is in it. Source: its manual, 2.2, Quoting and escaping."""
+    """A text as one word of HAProxy's. Source: its manual, 2.2, Quoting and escaping."""
     escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
     return f'"{escaped}"'
 
 
 def tls_bind_options(guard: GuardFields) -> str:
-    """What a `bind` of HAProxy's says besides, where clients come by TLS."""
+    """The TLS options of the public `bind`; empty without a certificate."""
     if not guard["cert_file"]:
         return ""
     client_verification = f" ca-file {quote(guard['client_ca_file'])} verify optional"
@@ -263,7 +264,7 @@ def tls_bind_options(guard: GuardFields) -> str:
 
 
 def access_rules(guard: GuardFields) -> Iterator[str]:
-    """What HAProxy does first with a request that came to the public port."""
+    """The first rules for requests at the public port."""
     if guard["cert_file"]:
         yield "http-request set-header x-forwarded-proto https"
         if guard["client_ca_file"]:
@@ -288,11 +289,11 @@ _EDITS: Final[Mapping[str, Callable[[str, GuardFields], list[str] | None]]] = {
     "backend default_backend": _answer_without_application,
     "listen stats": _bind_to_loopback,
 }
-"""What is changed in a section: exactly one line of each."""
+"""The edit of each section; each changes exactly one line."""
 
 
 def main(arguments: list[str]) -> None:
-    """Guard the file behind `-f`, then become HAProxy; the first argument names what to go by."""
+    """Guard the file behind `-f`, then become HAProxy; the first argument names the settings."""
     guard: GuardFields = json.loads(Path(arguments[0]).read_text())
     haproxy, haproxy_arguments = str(guard["haproxy"]), arguments[1:]
     if "-f" in haproxy_arguments:

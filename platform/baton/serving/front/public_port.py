@@ -1,13 +1,12 @@
-"""The public port of a deployment whose gates listen there themselves, side by side.
+"""The public port of a deployment whose gates listen there, side by side.
 
 Theory of operation: HAProxies that listen at one port with SO_REUSEPORT each get a share of its new
-connections from the kernel: so the ingresses of a node can all be its front, and the new one of a
-replacement beside the old one. Any other process of the same user that asks for it so would get its
-share as well, without a word to anybody. Therefore whoever starts a deployment holds the port: with
-a socket that is bound and never listens, so that no connection comes to it. Whoever asks for the
-port alone does not get it then, and the start of another deployment does ask for it alone, from the
-first second on and not only once gates listen. Where nobody holds it (on a cluster of somebody
-else's), and against whoever does not ask, each gate looks who listens there before it does.
+connections from the kernel. So all ingresses of a node can listen there, and a replacement beside
+the old one. Any other process of the same user with SO_REUSEPORT would get a share, too. Therefore
+the owner of the deployment holds the port with a bound socket that never listens and so gets no
+connection. A process that wants the port alone then fails to bind, as does the start of another
+deployment. Against other processes, and on existing clusters where no socket holds the port, each
+gate checks the listeners before it listens.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from baton.runtime.process.sockets import create_bound_socket
 from baton.serving.front.data_path import port_is_free
 
 DEPLOYMENT_VARIABLE = "BATON_GATE_OF"
-"""The variable that tells a gate's deployment to the gates that come after it."""
+"""The variable with which gates recognize gates of their deployment."""
 _PORT_IN_USE_REMEDY = "stop whoever listens there, or set server.port"
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
-    """Keep others off the port, but for the gates of this user, until the socket is closed.
+    """Keep the port for gates of this user until the socket is closed.
 
     Raises:
         ClusterFailed: it is in use.
@@ -39,7 +38,7 @@ def reserve_port(host: str, port: int) -> socket.socket:
     if not port_is_free(host, port):
         raise ClusterFailed(f"cannot listen on {address}: the port is in use", _PORT_IN_USE_REMEDY)
     try:
-        # Without SO_REUSEADDR: with it, others who set it would be let in while nobody listens.
+        # With SO_REUSEADDR, other processes that set it could bind while no gate listens.
         return create_bound_socket(host, port, reuse_address=False, reuse_port=True)
     except OSError as error:
         raise ClusterFailed(
@@ -50,12 +49,12 @@ def reserve_port(host: str, port: int) -> socket.socket:
 
 
 def open_gate_socket(host: str, port: int, deployment: str) -> socket.socket:
-    """A socket at the public port for one more gate of a deployment, which is to listen there.
+    """A socket at the public port for one more gate of a deployment.
 
-    Blocks for as long as it takes to look at all connections of this machine.
+    Blocks while it reads all connections of this machine.
 
     Raises:
-        EngineStartFailed: somebody else listens there, or the address is none of this machine's.
+        EngineStartFailed: another program listens there, or the address is not of this machine.
     """
     address = format_address(host, port)
     try:
@@ -78,9 +77,9 @@ def open_gate_socket(host: str, port: int, deployment: str) -> socket.socket:
 
 
 def _foreign_listeners(own_address: tuple[object, ...], deployment: str) -> Iterator[str]:
-    """Processes that listen where we would, and are no gates of ours.
+    """Processes that listen there and are no gates of this deployment.
 
-    Those of other users need not be seen: with them the kernel shares no port.
+    Processes of other users do not matter: the kernel shares no port with them.
     """
     host, port, *_ = own_address
     for connection in psutil.net_connections(kind="tcp"):

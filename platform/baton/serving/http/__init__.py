@@ -1,1 +1,1 @@
-"""HTTP servers beside what a process is for."""
+"""HTTP servers for operators."""

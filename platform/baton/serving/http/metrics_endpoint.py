@@ -1,9 +1,8 @@
-"""What Prometheus asks of one process: its metrics, as text.
+"""The metrics of one process, for Prometheus.
 
-*Theory of operation.* Numbers are read on the event loop, since they are of what lives there; the
-text, which takes longer, is made of them in a thread. One request is answered at a time,
-so that a scraper in a hurry delays itself alone. What goes wrong is an answer with status 500, and
-is logged once.
+*Theory of operation.* Numbers are read on the event loop, which owns them; a thread formats them,
+which takes longer. One request is answered at a time, so that a fast scraper delays only itself.
+Errors become status 500, and are logged once.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
 
-from baton.serving.http.access_token import TokenAuthMiddleware
-from baton.serving.http.allowed_hosts import restrict_hosts
+from baton.serving.http.access import TokenAuthMiddleware, restrict_hosts
 from baton.serving.http.side_server import AsgiApp, SideServer
 
 if TYPE_CHECKING:
@@ -33,18 +31,18 @@ METRICS_PATH = "/metrics"
 _OPEN_METRICS = "application/openmetrics-text"
 
 Collect = Callable[[], Iterable[Family]]
-"""Reads numbers, on the loop, before it returns; what it returns is iterated in a thread."""
+"""Reads numbers on the loop before it returns; a thread iterates over the result."""
 
 
 class MetricsRenderer:
-    """Turns numbers into what a scraper reads."""
+    """Formats numbers for a scraper."""
 
     def __init__(self, collect: Collect, *, extra: Collector | None = None) -> None:
         """Nothing is read yet.
 
         Args:
-            collect: reads numbers.
-            extra: more of them, as an engine's own, which are read in the thread.
+            collect: Reads numbers.
+            extra: More of them, such as an engine's, which are read in the thread.
         """
         self._collect = collect
         self._extra = extra
@@ -52,7 +50,7 @@ class MetricsRenderer:
         self._error_logged = False
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """The text in one of the formats that a scraper accepts, and that format's name."""
+        """The text in a format that the scraper accepts, and that format's name."""
         encode, content_type = choose_encoder(accept)
         if content_type.startswith(_OPEN_METRICS):
             encode = partial(encode, escaping=ALLOWUTF8)  # type: ignore[call-arg]  # it is a partial
@@ -76,8 +74,6 @@ class MetricsRenderer:
 
 
 class _CollectedFamilies(Collector):
-    """Families that have been read, and others that will be."""
-
     def __init__(self, families: Iterable[Family], extra: Collector | None) -> None:
         self._families = families
         self._extra = extra
@@ -122,12 +118,12 @@ class MetricsEndpoint:
         await self._server.start()
 
     async def close(self) -> None:
-        """Serve no more. Idempotent."""
+        """Stop serving. Idempotent."""
         await self._server.close()
 
 
 def metrics_app(metrics: MetricsRenderer) -> AsgiApp:
-    """An app with nothing but the metrics."""
+    """An app with only the metrics."""
     from starlette.applications import Starlette
     from starlette.routing import Route
 

@@ -1,8 +1,8 @@
-"""An HTTP server beside what a process is for: on its own loop, and never in its way.
+"""An HTTP server for operators on the process's own loop, which never disturbs its work.
 
-*Theory of operation.* `start` binds and serves, or says once why it cannot and goes on trying every
-few seconds; it never raises, since nothing that a process is for depends on it. `address` is None
-until it is bound. `close` cuts what still hangs on after a moment.
+*Theory of operation.* `start` binds and serves; if that fails it logs why once, and tries again
+every few seconds. It never raises, since no request depends on it. `address` is None until it is
+bound. `close` cuts open connections after a moment.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class SideServer:
         """Nothing is bound yet.
 
         Args:
-            app: answers requests; its lifespan is not run.
-            name: what is served, for the log.
-            host: the address to bind; its name is looked up.
-            port: 0 for any that is free.
-            remedy: what an operator can do when it cannot be bound.
-            retry_interval_s: seconds until it is tried again.
+            app: Answers requests; its lifespan is not run.
+            name: The subject, for the log.
+            host: The address to bind, or a name that is looked up.
+            port: 0 for any free port.
+            remedy: Advice to an operator if it cannot be bound.
+            retry_interval_s: Seconds between attempts.
         """
         self._app = app
         self._name = name
@@ -79,7 +79,7 @@ class SideServer:
         self._task = asyncio.create_task(self._run(listener), name=f"baton-{self._name}")
 
     async def close(self) -> None:
-        """Serve no more. Idempotent."""
+        """Stop serving. Idempotent."""
         task, self._task = self._task, None
         self._address = None
         if task is None:
@@ -121,11 +121,7 @@ class SideServer:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there; may block on a name server.
-
-    Raises:
-        OSError: there is no such address here, or the port is taken.
-    """
+    """A socket that listens there, or OSError; may block on a name server."""
     listener = create_bound_socket(host, port)
     listener.listen(_BACKLOG)
     return listener
@@ -135,7 +131,7 @@ def _server(app: AsgiApp) -> uvicorn.Server:
     import uvicorn
 
     class Server(uvicorn.Server):
-        """Leaves signals to whoever owns the process."""
+        """Leaves signals to the process."""
 
         @contextmanager
         def capture_signals(self) -> Generator[None]:

@@ -18,7 +18,7 @@ from baton.domain.events import Event
 from baton.runtime.ports import Recorder
 from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.process.log_events import log_event
-from baton.serving.http.access_token import TokenFile
+from baton.serving.http.access import TokenFile
 from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
 from baton.telemetry.metrics.ingress import IngressCollector, IngressFacts, IngressMetrics
 from baton.telemetry.requests.outcomes import ReplicaOutcomes

@@ -1,1 +1,1 @@
-"""What the command line holds of a running deployment."""
+"""The command line's side of a running deployment."""

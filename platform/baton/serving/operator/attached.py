@@ -1,4 +1,4 @@
-"""A deployment that runs elsewhere, joined once and asked as often as wanted."""
+"""A connection to a running deployment."""
 
 from __future__ import annotations
 
@@ -23,28 +23,22 @@ Report = Mapping[str, object]
 
 
 class AttachedCluster:
-    """What can be asked of the deployment whose cluster this process is connected to.
+    """The queries to a deployment.
 
-    Each question has a deadline, and raises `NotRunning` when nobody answers, `TimedOut` when not
-    everybody does in time, `DeploymentEnded` when there is nobody left to ask.
+    Each query has a deadline. It raises `NotRunning` if no replica answers, `TimedOut` if some do
+    not answer in time, `DeploymentEnded` if the deployment has ended.
     """
 
     def __init__(self, state: ClusterState | None, control: ControlClient | None = None) -> None:
         self.state = state
-        """How it is found, when it runs on this machine."""
+        """Of a deployment on this machine."""
         self._control = control
-        """Who is asked in the cluster's place; None where this process has joined that."""
+        """The owner's control socket; None if this process has joined the cluster."""
 
     def status(self) -> Report:
         """The deployment, its replicas as Serve and as each ingress sees them.
 
-        Of a deployment that is too busy to answer as a whole, or of which a part is missing, what
-        there is: under `unanswered` stands what is not, and why.
-
-        Raises:
-            TimedOut: nobody answered in time.
-            NotRunning: nobody is there to answer.
-            DeploymentEnded: nobody will be.
+        `unanswered` lists the missing parts of a busy or broken deployment, and why.
         """
         controller_answers, failures = self._try_query(CONTROLLER, "status")
         ingresses, ingress_failures = self._try_query(INGRESS, "status")
@@ -84,7 +78,7 @@ class AttachedCluster:
             return [], [error]
 
     def explain_route(self, request_id: str) -> Report:
-        """How a request was placed, as every ingress that remembers it tells.
+        """How a request was placed, from every ingress that remembers it.
 
         Raises:
             UnknownRequest: none does.
@@ -93,7 +87,7 @@ class AttachedCluster:
         return route_report(request_id, cast("list[list[Report]]", answers))
 
     def requests(self, count: int, *, order: str) -> Report:
-        """Stories of the last requests of every ingress; `order` is a `RecordSelection`."""
+        """Reports of the last requests of every ingress; `order` is a `RecordSelection`."""
         answers = self.query(INGRESS, "requests", count, order)
         reports = merge_request_reports(
             cast("list[list[Report]]", answers), count, RecordSelection(order)
@@ -101,7 +95,7 @@ class AttachedCluster:
         return {"requests": reports, "ingresses": len(answers)}
 
     def links(self) -> Report:
-        """Every pair of replicas between which KV blocks may move, and what is known of it."""
+        """The state of every pair of replicas between which KV blocks may move."""
         answers = cast("list[list[Report]]", self.query(INGRESS, "links"))
         return {"links": merge_link_reports(answers), "ingresses": len(answers)}
 
@@ -111,17 +105,17 @@ class AttachedCluster:
         return cast("dict[str, object]", answer)
 
     def usage(self) -> Report:
-        """What each tenant has used, and what nobody has."""
+        """The usage of each tenant, overhead and idle time."""
         (answer, *_) = self.query(CONTROLLER, "usage")
         return cast("dict[str, object]", answer)
 
     def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Report:
-        """Have the controller set a pool's replicas, or with None leave it to the autoscaler."""
+        """Have the controller set a pool's replicas; None: leave it to the autoscaler."""
         (answer, *_) = self.query(CONTROLLER, "scale", pool, replicas, for_s)
         return cast("dict[str, object]", answer)
 
     def _last_rollout(self) -> Report | None:
-        """How far the last one is; None where there was none, or nobody knows."""
+        """The progress of the last rollout; None if there was none, or it is unknown."""
         try:
             data = (
                 load(ROLLOUT_KEY) if self._control is None else self._control.load_note(ROLLOUT_KEY)
@@ -135,7 +129,7 @@ class AttachedCluster:
         return {**progress, "age_s": round(max(0.0, unix_time_s() - at_s), 1)}
 
     def query(self, deployment: str, method: str, *arguments: object) -> list[object]:
-        """The answers of every replica of a deployment; there is one at least."""
+        """The answers of every replica of a deployment; there is at least one."""
         if self.state is not None and not self.state.is_alive():
             # Ray would look for the cluster for a minute, and then end this process.
             raise DeploymentEnded(
@@ -149,13 +143,7 @@ class AttachedCluster:
 
 @contextmanager
 def connect_deployment(address: str | None) -> Iterator[AttachedCluster]:
-    """Ask a deployment, by the shortest way: the process that holds it, where it runs here.
-
-    Raises:
-        NotRunning: none runs here.
-        AmbiguousDeployment: several run here, and no address is given.
-        ClusterFailed: nothing answers there, or it refuses us.
-    """
+    """Connect to a deployment: to its owner on this machine, else as `attach_deployment`."""
     state = find_local_state(address)
     control = None if state is None else ControlClient(Path(state.run_dir))
     if control is not None and control.is_reachable():
@@ -188,9 +176,9 @@ def attach_deployment(address: str | None) -> Iterator[AttachedCluster]:
 
 
 def find_local_state(address: str | None) -> ClusterState | None:
-    """The deployment of this machine that is meant; None where one on another cluster is.
+    """The local deployment at `address` or `RAY_ADDRESS`, or the only one without an address.
 
-    That is where an address is given that is none of this machine's, or else `RAY_ADDRESS` is.
+    None if that address is another cluster's.
 
     Raises:
         NotRunning: none runs here, and none elsewhere is named.
@@ -201,25 +189,24 @@ def find_local_state(address: str | None) -> ClusterState | None:
 
 
 def remote_address(address: str | None) -> str:
-    """The address of the cluster that is meant, where it is none of this machine's deployments."""
+    """The address of a cluster that is no local deployment's; see `find_local_state`."""
     target = address or _ray_address()
     assert target is not None, "without an address a deployment of this machine is meant"
     return target
 
 
 def _ray_address() -> str | None:
-    """What `RAY_ADDRESS` names, as for Ray's own commands."""
+    """`RAY_ADDRESS`, with the meaning that it has for Ray's own commands."""
     value = os.environ.get("RAY_ADDRESS", "")
     return None if value in {"", "local"} else value
 
 
 def local_state(address: str | None = None) -> ClusterState:
-    """The deployment of this user on this machine; the one at `address` where there are several.
+    """This user's deployment on this machine; the one at `address` if there are several.
 
     Raises:
         NotRunning: there is none, or none at that address.
-        AmbiguousDeployment: any of them may be meant, and what one is told may not be meant for
-            another.
+        AmbiguousDeployment: there are several, and no address is given.
     """
     states = running_clusters(state_folder())
     if not states:
@@ -243,7 +230,6 @@ def local_state(address: str | None = None) -> ClusterState:
 
 
 def _match_local_state(address: str) -> ClusterState | None:
-    """The deployment of this user on this machine whose Ray, or whose endpoint, is there."""
     for state in running_clusters(state_folder()):
         if address in {state.address, state.http_url, state.http_url.rpartition("/")[2]}:
             return state

@@ -1,15 +1,15 @@
-"""A local socket at which the process that holds a deployment answers control commands.
+"""A local socket at which the owner of a deployment answers control commands.
 
-Theory of operation: a command that joins the Ray cluster first imports Ray and starts a driver.
-On a machine whose cores are all busy that takes a minute. The process behind `baton up` is a driver
-already, and has nothing else to do. So commands on the same machine ask it: a question in one line
-of JSON, an answer likewise, over a Unix socket in the deployment's own folder that its user alone
-may open. It passes the question on to the controller, or to all ingresses, with a deadline.
+Theory of operation: a command that joins the Ray cluster imports Ray and starts a driver, which
+takes a minute on a busy machine. The process behind `baton up` is a driver already. So commands on
+the same machine ask it, one line of JSON each way, over a Unix socket in the deployment's folder
+that only its user may open. It passes the query on to the controller or to all ingresses, with a
+deadline.
 
-What may fail: the socket is not there (an older deployment, a node at an IPv6 address, a deployment
-that only begins to start); then the command joins the cluster as before. A replica that does not
-answer in time is an error of its own, which names the replica's deployment. While the deployment
-ends the socket says so: who joined a cluster that ends would wait for it for minutes.
+Without a socket (an older deployment, a node at an IPv6 address, a deployment that starts) the
+command joins the cluster. A replica that does not answer in time is an error that names its
+deployment. While the deployment ends, the socket says so: joining a cluster that ends would take
+minutes.
 """
 
 from __future__ import annotations
@@ -31,25 +31,22 @@ _LOGGER = logging.getLogger(__name__)
 
 SOCKET_NAME = "control.sock"
 ANSWER_TIMEOUT_S = 5.0
-"""How long a deployment's replicas have to answer one question."""
 SCALE_TIMEOUT_S = 20.0
-"""As long as the controller takes to carry out a change of a pool's size, at most."""
+"""The longest time in which the controller changes a pool's size."""
 _SLACK_S = 2.0
 _MAX_REQUEST_BYTES = 1 << 20
-"""Of a question."""
 _MAX_CONCURRENT = 8
-"""Questions; more are told to come back."""
 
 METHODS = {
     CONTROLLER: frozenset({"status", "explain_scale", "usage", "scale"}),
     INGRESS: frozenset({"status", "explain", "requests", "links"}),
 }
-"""What may be asked, by deployment. Everything else goes over Ray."""
+"""The permitted queries, by deployment. Others go over Ray."""
 
 Query = Callable[[str, str, tuple[object, ...], float], list[object]]
 """`(deployment, method, arguments, deadline_s)`: the answers of its replicas."""
 LoadNote = Callable[[str], bytes | None]
-"""The note with this name in the deployment's store; None where there is none."""
+"""The note with this name in the deployment's store; None if there is none."""
 
 _ERRORS: dict[str, type[OperatorError]] = {
     kind.__name__: kind for kind in (NotRunning, TimedOut, DeploymentEnded)
@@ -57,12 +54,12 @@ _ERRORS: dict[str, type[OperatorError]] = {
 
 
 def timeout_of(method: str) -> float:
-    """How long a question may take."""
+    """The deadline of a query."""
     return SCALE_TIMEOUT_S if method == "scale" else ANSWER_TIMEOUT_S
 
 
 class ControlSocket:
-    """The holder's end; answers in threads of its own until it is closed."""
+    """The owner's end; answers in threads of its own until it is closed."""
 
     def __init__(self, folder: Path, *, query: Query, load_note: LoadNote) -> None:
         self._path = folder / SOCKET_NAME
@@ -74,11 +71,11 @@ class ControlSocket:
         self._thread.start()
 
     def announce_shutdown(self) -> None:
-        """Tell whoever asks that the deployment ends."""
+        """Answer with `DeploymentEnded` from now on."""
         self._server.is_ending = True
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
         self._path.unlink(missing_ok=True)
@@ -101,7 +98,7 @@ class _Handler(socketserver.StreamRequestHandler):
     timeout = ANSWER_TIMEOUT_S
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # whoever asked has gone
+        with contextlib.suppress(OSError):  # the client has gone
             request_line = self.rfile.readline(_MAX_REQUEST_BYTES)
             self.wfile.write(json.dumps(self._answer(request_line), default=str).encode() + b"\n")
 
@@ -114,7 +111,7 @@ class _Handler(socketserver.StreamRequestHandler):
             return {"answer": self._execute(json.loads(request_line))}
         except OperatorError as error:
             return _error_answer(error)
-        except Exception as error:  # a boundary: whoever asked is told, and it is logged
+        except Exception as error:  # a boundary: the client is told, and it is logged
             _LOGGER.exception("a control command failed")
             return _error_answer(NotRunning(f"{type(error).__name__}: {error}", "see 'baton logs'"))
         finally:
@@ -154,7 +151,7 @@ class ControlClient:
         self._path = folder / SOCKET_NAME
 
     def is_reachable(self) -> bool:
-        """Whether a holder answers."""
+        """Whether an owner answers."""
         try:
             with self._connect(_SLACK_S):
                 return True
@@ -162,7 +159,7 @@ class ControlClient:
             return False
 
     def check_not_ending(self) -> None:
-        """See whether the deployment goes on; nothing where no holder answers.
+        """Check that the deployment does not end; passes if no owner answers.
 
         Raises:
             DeploymentEnded: it is being ended.
@@ -174,9 +171,9 @@ class ControlClient:
         """The answers of every replica of a deployment.
 
         Raises:
-            NotRunning: there is none of them, or it cannot be asked.
+            NotRunning: there is no replica, or it cannot be asked.
             TimedOut: not all of them answered in time.
-            DeploymentEnded: the holder has ended.
+            DeploymentEnded: the owner has ended.
         """
         request = {"deployment": deployment, "method": method, "arguments": arguments}
         answers = self._exchange(request, timeout_of(method) + _SLACK_S)
@@ -184,7 +181,7 @@ class ControlClient:
         return answers
 
     def load_note(self, name: str) -> bytes | None:
-        """A note in the deployment's store; None where there is none.
+        """A note in the deployment's store; None if there is none.
 
         Raises:
             OperatorError: as `query` does.

@@ -28,7 +28,7 @@ _SETTLE_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestResult:
-    """What one request showed: at the client, in the ingress' records, in the engines' counters."""
+    """One request, measured at the client, by the ingress, and by the engines' counters."""
 
     ok: bool
     error: str
@@ -43,7 +43,7 @@ class RequestResult:
 def send_prompts(
     deployment: LocalDeployment, model: str, progress: Progress
 ) -> list[RequestResult]:
-    """Send the demo's prompts one after the other, so that counters can be told apart."""
+    """Send the prompts one after the other, so that counters can be told apart."""
     results = []
     for number, prompt in enumerate(PROMPTS, start=1):
         result = _send_prompt(deployment, model, number, prompt)
@@ -53,7 +53,7 @@ def send_prompts(
 
 
 def summary(results: list[RequestResult]) -> dict[str, object]:
-    """The figures of a demo. Measured; of the requests that succeeded."""
+    """Measured figures of the requests that succeeded."""
     succeeded = [result for result in results if result.ok]
 
     def median(value: Callable[[RequestResult], float]) -> float | None:
@@ -99,7 +99,7 @@ def _send_prompt(
 def _stream(
     deployment: LocalDeployment, model: str, request_id: str, prompt: str
 ) -> tuple[str, list[float], float]:
-    """Ask as any client would; returns a problem or "", when chunks came, and when it was asked."""
+    """Send a request as a client; returns a problem or "", the times of chunks, and the start."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],

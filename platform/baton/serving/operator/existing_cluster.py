@@ -1,10 +1,11 @@
-"""A baton on a Ray cluster that somebody else has started: deploy there, leave, take it away again.
+"""A deployment on an existing Ray cluster: deploy, leave, remove.
 
-Theory of operation: nothing here outlives the command. What is deployed is Serve's, whose
-controller keeps it running; the cluster stays as it was found, and so do other applications on it.
-Serve reads its variables when its processes begin. So where no Serve runs there yet, it is started
-with those that a deployment of baton's own has, handed on by Serve's controller to all that it
-starts. Where one runs already, clients come through the proxies that it has.
+Theory of operation: no process stays. Serve's controller keeps the application running; the cluster
+and its other applications do not change.
+
+Serve's processes read their variables when they start. So if no Serve runs there, it is started
+with baton's variables, which its controller hands on. If one runs already, clients come through its
+proxies.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ _QUERY_TIMEOUT_S = 20.0
 
 
 def cluster_address(config: DeploymentConfig, environ: Mapping[str, str]) -> str | None:
-    """The address of the cluster to deploy to; None: one is started on this machine."""
+    """The address of the cluster to deploy to; None: start one on this machine."""
     address = config.cluster.address or environ.get("RAY_ADDRESS", "")
     return None if address in {"", "local"} else address
 
 
 def with_live_cluster(new: DeploymentConfig, live: DeploymentConfig) -> DeploymentConfig:
-    """A configuration that is to be applied: to where it runs, whatever it says of that."""
+    """A configuration to apply, with the cluster settings of the running deployment."""
     cluster = replace(new.cluster, address=live.cluster.address, allow_open=live.cluster.allow_open)
     return replace(new, cluster=cluster)
 
@@ -73,7 +74,7 @@ def deploy_to_cluster(
 ) -> str:
     """Deploy to the cluster at `address`; returns the endpoint once it is healthy.
 
-    What was begun is taken away again where it does not come up.
+    After a failure the application is removed again.
 
     Raises:
         ClusterFailed: the cluster cannot be joined, or a baton runs there already.
@@ -122,12 +123,12 @@ def deploy_to_cluster(
 
 
 def undeploy(address: str, *, timeout_s: float) -> str:
-    """Drain and take away baton from a cluster, which goes on; returns where it was.
+    """Drain and remove baton from a cluster; returns its endpoint.
 
     Raises:
         ClusterFailed: the cluster cannot be joined.
         NotRunning: no baton runs there.
-        TimedOut: streams had not ended in time; Serve goes on with it.
+        TimedOut: streams had not ended in time; Serve continues to drain.
     """
     with _driver(address, {}):
         if not _is_deployed():
@@ -142,7 +143,7 @@ def undeploy(address: str, *, timeout_s: float) -> str:
 
 @contextlib.contextmanager
 def cluster_logs(address: str, on_warning: Progress) -> Iterator[NodeLogs]:
-    """What is logged on all nodes of the cluster; `on_warning` hears of those that do not answer.
+    """The logs of all nodes of the cluster; `on_warning` gets the nodes that do not answer.
 
     Raises:
         ClusterFailed: the cluster cannot be joined.
@@ -152,7 +153,7 @@ def cluster_logs(address: str, on_warning: Progress) -> Iterator[NodeLogs]:
 
 
 def endpoint_note() -> Mapping[str, object]:
-    """What was noted of the endpoint at the start; empty where nothing was."""
+    """The endpoint's note from the start; empty if there is none."""
     data = load(ENDPOINT_KEY)
     note: dict[str, object] = {} if data is None else json.loads(data)
     return note
@@ -160,8 +161,8 @@ def endpoint_note() -> Mapping[str, object]:
 
 @contextlib.contextmanager
 def _driver(address: str, variables: Mapping[str, str]) -> Iterator[None]:
-    # Serve's own parts in this process read them, too; but throughput mode, meant for replicas,
-    # runs handles in the caller's event loop, and this process has none.
+    # Serve's parts in this process read them, too; but throughput mode, meant for replicas, runs
+    # handles in the caller's event loop, and this process has none.
     os.environ.update({**variables, "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1"})
     attach(address)
     try:
@@ -171,11 +172,7 @@ def _driver(address: str, variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _check_supported(config: DeploymentConfig) -> None:
-    """What only a cluster of baton's own can do.
-
-    Raises:
-        PreflightFailed: with everything of it.
-    """
+    """Raise PreflightFailed with all settings that need a cluster of baton's own."""
     findings = []
     if config.security.tls.cert_file is not None:
         findings.append(
@@ -216,7 +213,7 @@ def _is_serve_running() -> bool:
 
 
 def _serve_variables(config: DeploymentConfig) -> dict[str, str]:
-    """For a Serve that is started here; its front's files have a folder of this cluster's own."""
+    """For a Serve that is started here; each cluster has its own folder of HAProxy's files."""
     choice = choose_data_path(os.environ)
     suffix = secrets.token_hex(4)
     front = FrontSettings(
@@ -231,11 +228,7 @@ def _serve_variables(config: DeploymentConfig) -> dict[str, str]:
 def _start_serve(
     config: DeploymentConfig, address: str, variables: Mapping[str, str], progress: Progress
 ) -> None:
-    """Have Serve run; where it does already, it is taken as it is.
-
-    Raises:
-        ClusterFailed: it did not start.
-    """
+    """Start Serve; if it runs already, nothing changes. Raises ClusterFailed."""
     if _is_serve_running():
         progress(
             "Ray Serve runs there already: clients come through its own proxies; for the faster"
@@ -261,7 +254,7 @@ def _start_serve(
 
 
 def _serve_endpoint() -> str:
-    """Where clients reach Serve's front: on the head node, whose address Ray knows."""
+    """The address of Serve's proxy on the head node."""
     from ray.serve.context import _get_global_client
 
     options = _get_global_client().http_config
@@ -272,14 +265,13 @@ def _serve_endpoint() -> str:
 
 
 def _pending_nodes(config: DeploymentConfig) -> str:
-    """Which replicas wait for nodes, and what the autoscaler says that it has none for."""
     from ray import exceptions
 
     try:
         line = waiting_line(config, pending_replicas())
         unavailable = infeasible_requests() if line else ()
     except (exceptions.RayError, ImportError, AttributeError) as error:
-        _LOGGER.debug("Ray does not say what waits: %s", error)  # it is only said, not acted on
+        _LOGGER.debug("Ray does not say what waits: %s", error)  # shown only, not acted on
         return ""
     if not unavailable:
         return line
@@ -288,7 +280,7 @@ def _pending_nodes(config: DeploymentConfig) -> str:
 
 
 def _await_ingresses(until_s: float, timeout_s: float, progress: Progress) -> None:
-    """Wait until every ingress says that it can serve: the endpoint may be out of reach of us."""
+    """Wait until every ingress is healthy; the endpoint may be unreachable from here."""
     progress("waiting until the endpoint is healthy")
     while time.monotonic() < until_s:
         try:
@@ -304,7 +296,7 @@ def _await_ingresses(until_s: float, timeout_s: float, progress: Progress) -> No
 
 
 def _remove_application(*, started_serve: bool, timeout_s: float = 60.0) -> None:
-    """End baton's application, and Serve where it was started for it and serves nobody else."""
+    """Remove the application, and Serve if baton started it and it has no other application."""
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

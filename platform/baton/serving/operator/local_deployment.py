@@ -1,4 +1,4 @@
-"""A baton on this machine: cluster and application together, from start to stop."""
+"""A deployment on this machine: cluster and application together, from start to stop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from baton.serving.store.config_store import BUILD_RECORD_KEY, clear_store, load
 
 _POLL_S = 0.5
 _NO_SERVE_MESSAGE = "no Serve instance running"
-"""How Serve says that there is none (Ray 2.60)."""
+"""Serve's message when no Serve runs (Ray 2.60)."""
 _QUERY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
 Progress = Callable[[str], None]
@@ -50,7 +50,7 @@ def query_all(
     """The answers of every replica of a deployment to a control call.
 
     Raises:
-        NotRunning: there is none of them, or one ended before it answered.
+        NotRunning: there is no replica, or one ended before it answered.
         TimedOut: not all of them answered in time.
     """
     from ray import exceptions, serve
@@ -65,7 +65,7 @@ def query_all(
             f"{deployment} did not answer {method!r} within {timeout_s:.0f} s", "try again"
         ) from error
     except KeyError as error:
-        if isinstance(error, exceptions.RayError):  # a replica's, in Ray's clothes
+        if isinstance(error, exceptions.RayError):  # a replica's error, wrapped by Ray
             raise
         raise NotRunning(
             f"{deployment}: it is not deployed yet", "try again in some seconds"
@@ -85,7 +85,7 @@ def query_all(
 
 
 def announce_observability(progress: Progress) -> None:
-    """Say where metrics and the console are; nothing where the controller does not say it."""
+    """Show where metrics and the console are, if the controller answers."""
     with contextlib.suppress(BatonError):
         (status, *_) = query_all(CONTROLLER, "status")
         if isinstance(status, Mapping) and (line := observability_line(status)):
@@ -93,7 +93,7 @@ def announce_observability(progress: Progress) -> None:
 
 
 def observability_line(status: Mapping[str, object]) -> str:
-    """Where metrics and the console are, or why they are nowhere; empty where none are wanted."""
+    """Where metrics and the console are, or why they are not; empty if none are configured."""
     observability = status.get("observability")
     if not isinstance(observability, Mapping):
         return ""
@@ -128,13 +128,13 @@ class LocalDeployment:
 
     @property
     def state(self) -> ClusterState:
-        """How others find this deployment."""
+        """How other commands find this deployment."""
         return self._cluster.state
 
     def start(self, timeout_s: float) -> None:
-        """Start everything and wait until the public endpoint says that it is healthy.
+        """Start everything and wait until the public endpoint is healthy.
 
-        What its processes logged is kept where it fails, and named.
+        After a failure the logs are kept, and the error names their folder.
 
         Raises:
             ClusterFailed: Ray did not start.
@@ -152,7 +152,7 @@ class LocalDeployment:
     def _with_log_excerpt(
         self, error: EngineStartFailed | TimedOut
     ) -> EngineStartFailed | TimedOut:
-        """The error with what the process that failed said last, and where its logs will be."""
+        """The error with the last message of the failed process, and the folder of its logs."""
         logs_dir = self._cluster.archive_logs_on_stop(failures_folder())
         if logs_dir is None:
             return error
@@ -165,8 +165,8 @@ class LocalDeployment:
         until_s = time.monotonic() + timeout_s
         self._cluster.start()
         if not is_ipv6(parse_host_header(self.state.address)):
-            # Calls from the driver that started Ray at such an address do not arrive (2.60);
-            # those from one that joins do.
+            # Calls from the driver that started Ray at an IPv6 address do not arrive (2.60); those
+            # from a driver that joins do.
             self._control = ControlSocket(
                 Path(self.state.run_dir), query=_query_within, load_note=load
             )
@@ -193,7 +193,7 @@ class LocalDeployment:
                 self._control = None
 
     def _await_health(self, until_s: float, timeout_s: float) -> None:
-        """Wait until every ingress says so; they answer in turn, so twice as often in a row."""
+        """Wait for health: ingresses answer in turn, so twice as many in a row as ingresses."""
         self._progress("waiting until the endpoint is healthy")
         ingresses = self._config.server.replicas.min
         required, successes = 1 if ingresses == 1 else 2 * ingresses, 0
@@ -212,7 +212,7 @@ class LocalDeployment:
 
 
 def deploy(config: DeploymentConfig, progress: Progress) -> None:
-    """Have Serve, on the cluster that this process is connected to, run baton; returns at once."""
+    """Deploy baton with the Serve of the connected cluster; returns at once."""
     from ray import serve
 
     clear_store()
@@ -243,13 +243,13 @@ def await_application(
     """Wait until Serve says that every replica is ready.
 
     Args:
-        until_s: When to give up, as `time.monotonic` has it.
-        timeout_s: How long that is, for the error.
-        progress: Is told what is ready, and what waits.
-        pending_nodes: Says which nodes are waited for; empty for none.
+        until_s: The deadline, by `time.monotonic`.
+        timeout_s: The whole timeout, for the error.
+        progress: Gets changes of ready and waiting replicas.
+        pending_nodes: A line about awaited nodes; empty for none.
 
     Raises:
-        EngineStartFailed: one could not be started, or has said that it cannot be.
+        EngineStartFailed: a replica could not be started.
         TimedOut: they were not ready in time.
     """
     from ray import serve
@@ -300,13 +300,13 @@ def _certificate_watch(config: DeploymentConfig, run_dir: Path) -> CertificateWa
 
 
 def timeout_error(subject: str, timeout_s: float, detail: str = "") -> TimedOut:
-    """The error that something was not there in time, and what was said of it last."""
+    """The error after a timeout, with the last known detail."""
     why = f"{subject} after {timeout_s:.0f} s" + (f": {detail}" if detail else "")
     return TimedOut(why, "allow more time with --timeout")
 
 
 def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
-    """The local cluster that a configuration asks for."""
+    """The local cluster of a configuration."""
     return ClusterSettings(
         http_host=config.server.host,
         http_port=config.server.port,
@@ -327,12 +327,12 @@ def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
 
 
 def _logical_cpus(config: DeploymentConfig) -> float:
-    """Enough for what the configuration asks for: a small machine may share its cores.
+    """Logical CPUs for all replicas, also on a machine with fewer cores.
 
-    Ray's CPUs are a way of counting; on one machine nobody else counts on them.
+    On one machine only baton uses Ray's count of CPUs.
     """
     pools = config.pools.values()
-    # While a replica is replaced, its successor stands beside it. Ray counts whole CPUs on a node.
+    # During a replacement, two replicas run. Ray counts whole CPUs on a node.
     surge_cpus = max(pool.resources.cpus for pool in pools)
     return math.ceil(
         1.0 + surge_cpus + sum(pool.resources.cpus * pool.replicas.max for pool in pools)
@@ -351,7 +351,7 @@ def progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:
 
 
 def error_line(messages: list[str]) -> str:
-    """The line of a failure message that says what went wrong: the last of its traceback."""
+    """The last line of a failure's traceback."""
     lines = [line.strip() for message in messages for line in message.splitlines()]
     error_lines = [line for line in lines if "Error" in line or "Failed" in line]
     return (error_lines or lines or [""])[-1]

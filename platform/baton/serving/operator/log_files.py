@@ -1,10 +1,9 @@
-"""What baton's processes on this machine have logged, read from the files of their Ray session.
+"""Logs of baton's processes on this machine, from the files of their Ray session.
 
-Theory of operation: Ray gives each process a file for what it writes to stderr, and puts the name
-of the actor on one of its first lines. baton's own events are lines of JSON or of text in it
-(`telemetry.logs`), between what vLLM and others print. `LogFiles` remembers how far each file was
-read, finds new files by looking again, and hands out lines in the order of their time. Whole lines
-only: half a line is read again when the rest is there. Nothing is held open.
+Theory of operation: Ray gives each process a file for stderr, and puts the actor's name on one of
+its first lines. baton's events are lines of JSON or text in it (`telemetry.logs`), between lines of
+vLLM and others. `LogFiles` remembers how far each file was read, looks for new files, and returns
+whole lines in the order of time. It keeps no file open.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ _TEXT = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\S*) (?P<level>[A-Z]+) +(?P<said>\S.*)"
 )
 _EVENT = re.compile(r"(?P<event>\w+)(?P<fields>(?: \w+=.*)?)")
-"""An event and its fields; whatever else is logged is a sentence."""
 _FIELDS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
 """Values with spaces in them are quoted as in JSON."""
 _START_EVENTS = {
@@ -34,51 +32,47 @@ _START_EVENTS = {
     "controller_started": "controller",
 }
 _HEAD_BYTES = 256 * 1024
-"""Where a process says who it is: engines print a lot before."""
+"""A process logs its id within this part: engines print a lot before."""
 _TAIL_BYTES = 8 * 1024 * 1024
-"""What is read at most of a file that was written before: some 20,000 events."""
+"""The most that is read of an existing file: some 20,000 events."""
 _POLL_S = 0.3
 _RESERVED_FIELDS = frozenset({"at", "level", "node", "source", "event", "text"})
-"""Names in a report that a field of the event's own does not take."""
+"""Names in a report; a field of an event with such a name is prefixed."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which lines somebody wants."""
+    """A selection of lines."""
 
     replica: str | None = None
-    """Of the replica with this id, or of the replicas of this pool."""
+    """The id of a replica, or the name of a pool."""
     ingress: bool = False
     controller: bool = False
-    """With neither of the three: of all."""
+    """Without replica, ingress or controller: all processes."""
     level: str = "debug"
-    """Events from this level on."""
     events: frozenset[str] = frozenset()
-    """Only these; empty for all."""
+    """Names of events; empty for all."""
     request_id: str | None = None
-    """Only events about this request."""
     include_foreign: bool = False
-    """Also what vLLM, Ray and others print, which has no level."""
+    """Also lines of vLLM, Ray and others, which have no level."""
     tail_lines: int | None = 100
-    """At most so many of those that are there already; None for all."""
+    """The most existing lines; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One event, or one line that somebody else printed."""
+    """An event, or another line."""
 
     timestamp: str
-    """Of an event; of another line, that of the event before it, or empty."""
+    """Of a line that is no event: that of the event before it, or empty."""
     level: str
     """Empty for a line that is no event."""
     event: str
     fields: Mapping[str, object]
     source: str
     text: str
-    """As it stands in the file."""
     node: str = ""
-    """Where it was read, if on a cluster of several nodes."""
 
     def to_dict(self) -> dict[str, object]:
         """As one plain object; a link's own `source` is its `event_source`."""
@@ -102,18 +96,16 @@ class LogLine:
 class _LogFile:
     path: Path
     deployment: str
-    """The deployment: ingress, controller, or a pool."""
+    """The ingress, the controller, or a pool."""
     name: str
     read_bytes: int = 0
     last_timestamp: str = ""
-    """Of the last event."""
     in_traceback: bool = False
-    """The last line belongs to a traceback of the last event."""
     partial_line: bytes = field(default=b"")
 
 
 class LogFiles:
-    """The files of one Ray session; `read` gives what is new."""
+    """The files of one Ray session."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -121,11 +113,11 @@ class LogFiles:
 
     @property
     def sources(self) -> list[str]:
-        """The processes that were found, by name."""
+        """The names of the processes that were found."""
         return sorted(file.name for file in self._files.values())
 
     def read(self, query: LogQuery) -> list[LogLine]:
-        """New lines of all files, in the order of their time; all of them the first time."""
+        """New lines of all files, in the order of time; all of them the first time."""
         self._discover()
         lines: list[LogLine] = []
         for file in self._files.values():
@@ -134,7 +126,6 @@ class LogFiles:
         return sorted(lines, key=lambda line: line.timestamp)
 
     def _discover(self) -> None:
-        """Find files that are new, and names that were not known yet."""
         for path in sorted(self._folder.glob("worker-*.err")):
             known = self._files.get(path)
             if known is None and (file := _identify(path)) is not None:
@@ -144,20 +135,17 @@ class LogFiles:
 
 
 class LineSource(Protocol):
-    """Where new lines come from."""
+    """A source of new lines."""
 
     def read(self, query: LogQuery) -> list[LogLine]:
-        """New lines, in the order of their time; all of them the first time."""
+        """New lines, in the order of time; all of them the first time."""
         ...
 
 
 def follow_lines(
     files: LineSource, query: LogQuery, *, is_alive: Callable[[], bool], pause_s: float = _POLL_S
 ) -> Iterator[LogLine | None]:
-    """What is there, then what comes, until the deployment has ended; None for nothing new.
-
-    The pauses are this function's: each None comes after one.
-    """
+    """Existing lines, then new lines, until the deployment has ended; None after each pause."""
     yield from last_lines(files.read(query), query)
     while True:
         was_alive = is_alive()
@@ -170,13 +158,8 @@ def follow_lines(
             yield None
 
 
-def existing_lines(files: LineSource, query: LogQuery) -> Iterator[LogLine]:
-    """What is there."""
-    yield from last_lines(files.read(query), query)
-
-
 def last_lines(lines: list[LogLine], query: LogQuery) -> list[LogLine]:
-    """The newest, as many as somebody wants."""
+    """The newest lines, at most `query.tail_lines`."""
     return (
         lines
         if query.tail_lines is None
@@ -185,7 +168,7 @@ def last_lines(lines: list[LogLine], query: LogQuery) -> list[LogLine]:
 
 
 def _identify(path: Path) -> _LogFile | None:
-    """Whose file it is; None when it is none of baton's, or does not say yet."""
+    """The process of a file; None for a process of others, or not known yet."""
     match = _FILE.fullmatch(path.name)
     if match is None:
         return None
@@ -207,7 +190,7 @@ def _identify(path: Path) -> _LogFile | None:
 
 
 def _process_name(deployment: str, head: str) -> str | None:
-    """What a process calls itself, once it has said so."""
+    """The id that a process logs at its start; None before that."""
     for text in head.splitlines():
         if not any(event in text for event in _START_EVENTS):
             continue
@@ -230,7 +213,7 @@ def _is_selected(file: _LogFile, query: LogQuery) -> bool:
 
 
 def _new_lines(file: _LogFile) -> Iterator[LogLine]:
-    """Whole lines since the last time; the file may have been replaced by a shorter one."""
+    """Whole lines since the last read; a shorter file has replaced the old one."""
     try:
         size_bytes = file.path.stat().st_size
         if size_bytes < file.read_bytes:
@@ -258,7 +241,7 @@ def _line(file: _LogFile, text: str) -> LogLine:
     in_traceback = text.startswith("Traceback (") or (
         file.in_traceback and text.startswith((" ", "\t"))
     )
-    # The last line of a traceback stands at the margin again.
+    # The last line of a traceback is not indented.
     is_part = in_traceback or (file.in_traceback and bool(text.strip()))
     file.in_traceback = in_traceback
     return LogLine(
@@ -272,7 +255,7 @@ def _line(file: _LogFile, text: str) -> LogLine:
 
 
 def parse_line(text: str, source: str) -> LogLine | None:
-    """A line as one of baton's events; None when it is none."""
+    """A line as one of baton's events; None for other lines."""
     if text.startswith("{"):
         return _parse_json(text, source)
     match = _TEXT.fullmatch(text)
@@ -339,10 +322,10 @@ def _matches(line: LogLine, query: LogQuery) -> bool:
 
 
 def _matches_request_id(request_id: str, query: LogQuery) -> bool:
-    """Whether a client's name for it is part of ours: `r-1` of `cmpl-r-1-0`, not of `cmpl-r-12`.
+    """Whether the client's id is part of ours: `r-1` of `cmpl-r-1-0`, not of `cmpl-r-12`.
 
-    The gate of vLLM's Rust frontend puts two words of its own behind a name:
-    `cmpl-r-1~20d39a8f~gold-0f` is called `r-1`, and not `gold`.
+    The gate of vLLM's Rust frontend appends two words: `cmpl-r-1~20d39a8f~gold-0f` matches `r-1`,
+    not `gold`.
     """
     pattern = re.escape(query.request_id or "")
     return re.match(rf"(?:[^~]*[-_])?{pattern}(?:[-_~]|$)", request_id) is not None

@@ -1,10 +1,10 @@
-"""What baton's processes on all nodes of a cluster have logged, read over Ray.
+"""Logs of baton's processes on all nodes of a cluster, read over Ray.
 
-Theory of operation: an actor on each node reads the files there as `log_files` does, and keeps how
-far it has come; all of them end with the driver that started them. Each time everybody is asked at
-once, within one deadline. Who does not answer is said once, and is not asked anything else until it
-has; who comes later is asked from then on. Nodes that share a folder of logs, as several on one
-machine do, are one. An answer holds the newest 4 MiB of what a node has.
+Theory of operation: an actor on each node reads the files with `log_files` and remembers how far;
+all actors end with their driver. All nodes are asked at once, within one deadline. A node that does
+not answer is reported once, and asked nothing else until it does. Nodes that share a folder of
+logs, as several on one machine do, count as one. An answer holds the newest 4 MiB of a node's
+lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _ANSWER_TIMEOUT_S = 20.0
-"""A node may have to start a worker process first."""
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """Of one answer; some 10,000 events."""
 FolderId = tuple[str, int, int]
@@ -30,13 +29,12 @@ FolderId = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBatch:
-    """What one node answers."""
+    """The answer of a node."""
 
     folder: FolderId
-    """By which a folder of logs is known, wherever it is seen from."""
+    """Identifies a folder of logs, wherever it is seen from."""
     lines: tuple[LogLine, ...]
     omitted_lines: int = 0
-    """Older lines, for which there was no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +45,29 @@ class ReadFailure:
 
 
 class ClusterReader(Protocol):
-    """Those who read on each node."""
+    """Reads on every node."""
 
     def nodes(self) -> Mapping[str, str]:
-        """The name of every node that is there, by its id."""
+        """The name of every live node, by its id."""
         ...
 
     def read(self, nodes: Iterable[str], query: LogQuery) -> Mapping[str, LogBatch | ReadFailure]:
-        """What is new on these nodes."""
+        """New lines of these nodes."""
         ...
 
 
 class NodeLogs:
-    """The log files of every node; `read` gives what is new."""
+    """The log files of every node."""
 
     def __init__(self, reader: ClusterReader, on_warning: Callable[[str], None]) -> None:
         self._reader = reader
         self._on_warning = on_warning
         self._last_warnings: dict[str, str] = {}
         self._nodes_by_folder: dict[FolderId, list[str]] = {}
-        """The nodes that have a folder; the first of them is asked for it."""
+        """The nodes that share a folder; the first of them is asked."""
 
     def read(self, query: LogQuery) -> list[LogLine]:
-        """New lines of all nodes that answer, in the order of their time."""
+        """New lines of all nodes that answer, in the order of time."""
         names = self._reader.nodes()
         vanished = {
             folder_nodes[0] for folder_nodes in self._nodes_by_folder.values()
@@ -131,7 +129,7 @@ class NodeReader:
         self._has_read = False
 
     def read(self, query: LogQuery) -> LogBatch:
-        """What is new here."""
+        """New lines of this node."""
         lines = self._files.read(query)
         if not self._has_read:
             lines, self._has_read = last_lines(lines, query), True
@@ -151,16 +149,14 @@ class NodeReader:
 
 @dataclass(slots=True)
 class RayClusterReader:
-    """A `NodeReader` on every node of the cluster that this process is connected to."""
+    """A `NodeReader` on every node of the connected cluster."""
 
     _actors: dict[str, ActorHandle[Any]] = field(default_factory=dict)
     _pending: dict[str, ObjectRef[LogBatch]] = field(default_factory=dict)
-    """What was not answered yet."""
     _failed: dict[str, ReadFailure] = field(default_factory=dict)
-    """Nodes on which nobody can read."""
 
     def nodes(self) -> Mapping[str, str]:
-        """The name of every node that is there, by its id: its address."""
+        """The address of every live node, by its id."""
         import ray
 
         return {
@@ -170,7 +166,7 @@ class RayClusterReader:
         }
 
     def read(self, nodes: Iterable[str], query: LogQuery) -> Mapping[str, LogBatch | ReadFailure]:
-        """What is new on these nodes, within the deadline."""
+        """New lines of these nodes, within the deadline."""
         import ray
 
         answers: dict[str, LogBatch | ReadFailure] = {}

@@ -1,1 +1,1 @@
-"""What can be known to fail before anything is started."""
+"""Checks before anything is started."""

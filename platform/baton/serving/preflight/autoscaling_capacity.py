@@ -1,4 +1,4 @@
-"""What a cluster could come to have: its nodes, and the node types of Ray's autoscaler."""
+"""The future capacity of a cluster: its nodes, and the node types of Ray's autoscaler."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MAX_LISTED = 5
 
 
 def infeasible_findings(config: DeploymentConfig, capacity: AutoscalingCapacity) -> tuple[str, ...]:
-    """What the cluster could not run with all the nodes that its autoscaler may start.
+    """Replicas that the cluster cannot run, even with all nodes that its autoscaler may start.
 
-    Nothing where that does not say which they are: then it is waited for.
+    Empty for an autoscaler with unknown node types: then the start waits for nodes.
     """
     if not capacity.node_types:
         return ()
@@ -70,7 +70,7 @@ def _infeasible_in_total(config: DeploymentConfig, capacity: AutoscalingCapacity
 
 
 def _replica_bundles(config: DeploymentConfig, name: str) -> tuple[Resources, ...]:
-    """What one replica takes, in parts that may be on different nodes."""
+    """The resources of one replica, in parts that may be on different nodes."""
     options = pool_options(config, name)
     bundles = cast("list[dict[str, float]] | None", options.get("placement_group_bundles"))
     if bundles is not None:
@@ -92,7 +92,7 @@ def _replica_bundles(config: DeploymentConfig, name: str) -> tuple[Resources, ..
 
 
 def may_host(config: DeploymentConfig, name: str, node_type: NodeType) -> bool:
-    """Whether a replica of a pool, or a part of one, may be on such a node when nobody else is."""
+    """Whether a replica of a pool, or a part of one, fits on such a node while it is empty."""
     parts = _replica_bundles(config, name)
     return any(_fits(needs, config.pools[name], node_type) for needs in parts)
 

@@ -1,4 +1,4 @@
-"""What can be known to fail is said in one line each, before anything is started.
+"""Checks before a start, each finding in one line.
 
 Checks are pure functions of gathered facts; `check_machine` and `check_cluster` gather and judge.
 """
@@ -36,8 +36,7 @@ from baton.serving.preflight.facts import (
     machine_facts,
     with_available_resources,
 )
-from baton.serving.preflight.models import source_findings
-from baton.serving.preflight.named_files import collect_node_files, file_findings
+from baton.serving.preflight.named_files import collect_node_files, file_findings, source_findings
 from baton.serving.preflight.security import exposure_findings, ray_auth_findings, tls_findings
 from baton.serving.ray.auth_probe import probe_ray_auth
 from baton.serving.ray.autoscaler import AutoscalingCapacity
@@ -53,7 +52,7 @@ from baton.serving.versions import (
 _GIB = 1024**3
 _POLL_S = 0.5
 RAY_BYTES = int(0.6 * _GIB)
-"""Ray, the Serve controller and the front. Source: private memory of an idle cluster, Ray 2.60."""
+"""Ray, the Serve controller and HAProxy. Source: private memory of an idle cluster, Ray 2.60."""
 INGRESS_BYTES = int(0.6 * _GIB)
 """One ingress replica. Source: 0.41 GiB private after importing vLLM 0.32's API server, and room
 for a tokenizer and streams."""
@@ -62,17 +61,17 @@ VLLM_REPLICA_BYTES = int(1.5 * _GIB)
 1.5 to 2.5 GB resident."""
 _MAX_SHARD_BYTES = 5_000_000_000
 """Of weights on their way to GPUs: workers map one file after the other, and copy tensors out of
-it. Source: vLLM 0.32, weight_utils.py, `safetensors_weights_iterator`, which is lazy unless told
-otherwise; huggingface_hub 2.4, serialization/_base.py, `MAX_SHARD_SIZE`, by which files are cut."""
+it. Source: vLLM 0.32, weight_utils.py, `safetensors_weights_iterator`, lazy by default;
+huggingface_hub 2.4, serialization/_base.py, `MAX_SHARD_SIZE`, the size of files."""
 SIM_REPLICA_BYTES = int(0.15 * _GIB)
 """A replica with a simulated engine. Source: 80 MB private for an empty replica, Ray 2.60."""
 _DEFAULT_CPU_KV_BYTES = 4 * _GIB
-"""What vLLM takes for KV blocks on the CPU when nothing is said."""
+"""vLLM's default for KV blocks on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightResult:
-    """What stands in the way, and what merely may."""
+    """Errors stop the start, warnings do not."""
 
     errors: tuple[str, ...]
     warnings: tuple[str, ...] = ()
@@ -82,12 +81,12 @@ def check_machine(config: DeploymentConfig, *, warn: Callable[[str], None] | Non
     """Check that this machine can run the whole configuration.
 
     Raises:
-        PreflightFailed: with everything that stands in the way.
+        PreflightFailed: with all errors.
     """
     server = config.server
     facts = machine_facts(server.host, server.port)
     result = evaluate_machine(config, facts)
-    # Versions that nobody tested start on request; each coupling then proves itself first.
+    # Untested versions start on request; each coupling is then tried first.
     if config.cluster.allow_untested_versions and any(untested_packages(facts.versions)):
         errors, warnings = _coupling_findings()
         result = PreflightResult(
@@ -109,10 +108,10 @@ def _coupling_findings() -> tuple[tuple[str, ...], tuple[str, ...]]:
 def check_submission(
     config: DeploymentConfig, *, warn: Callable[[str], None] | None = None
 ) -> None:
-    """Check what this machine has to say of a configuration that other machines will run.
+    """Check from this machine a configuration that other machines will run.
 
     Raises:
-        PreflightFailed: with everything that stands in the way.
+        PreflightFailed: with all errors.
     """
     versions = installed_versions(PACKAGES)
     missing, untested_packages = package_findings(config, versions)
@@ -133,13 +132,13 @@ def check_cluster(
     """Check that the cluster this process is connected to can run the configuration.
 
     Args:
-        config: What is to run.
-        warn: Is told what merely may stand in the way.
-        shared: Whether others use the cluster, so that only what is free counts.
-        capacity: What it may grow to; None where nobody starts nodes.
+        config: The configuration.
+        warn: Gets warnings.
+        shared: Whether others use the cluster, so that only free resources count.
+        capacity: The nodes that may join; None without an autoscaler.
 
     Raises:
-        PreflightFailed: with everything that stands in the way.
+        PreflightFailed: with all errors.
     """
     gcs_address = get_gcs_address()
     ray_auth = "guarded" if is_loopback_address(gcs_address) else probe_ray_auth(gcs_address)
@@ -150,8 +149,8 @@ def check_cluster(
     auth_errors, auth_warnings = ray_auth_findings(
         gcs_address, ray_auth, allowed=config.cluster.allow_open
     )
-    # Of a cluster of baton's own, who reads files is on this machine, which was looked at; and a
-    # node with another baton may not understand the question.
+    # On baton's own cluster the readers of files are on this machine, which was checked. A node
+    # with another baton may not understand the question.
     checks_files = shared and not result.errors
     missing, differing = file_findings(collect_node_files(config)) if checks_files else ((), ())
     errors = (*result.errors, *auth_errors, *missing)
@@ -169,10 +168,12 @@ def await_nodes(
     read_capacity: Callable[[], ClusterFacts] = cluster_resources,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until nodes have joined with all that the pools ask for; a cluster of one has them.
+    """Wait until nodes have joined with all resources that the pools ask for.
+
+    A cluster of one node is not waited for.
 
     Raises:
-        PreflightFailed: with what is still missing then.
+        PreflightFailed: with the resources that are still missing at the deadline.
     """
     if is_loopback(config.cluster.node_address):
         return
@@ -195,7 +196,7 @@ def _raise_or_warn(findings: PreflightResult, warn: Callable[[str], None] | None
 
 
 def evaluate_machine(config: DeploymentConfig, facts: MachineFacts) -> PreflightResult:
-    """Everything that is wrong with running `config` on one machine."""
+    """The findings of running `config` on one machine."""
     missing, untested_packages = package_findings(config, facts.versions)
     is_single_node = is_loopback(config.cluster.node_address)
     return PreflightResult(
@@ -204,7 +205,7 @@ def evaluate_machine(config: DeploymentConfig, facts: MachineFacts) -> Preflight
             *source_findings(config.models),
             *missing,
             *argument_findings(config, facts.versions),
-            # Where other nodes may come, what this one lacks is waited for: see `await_nodes`.
+            # Where other nodes may join, `await_nodes` waits for missing resources.
             *(memory_findings(config, facts.available_memory_bytes) if is_single_node else ()),
             *(gpu_findings(config, facts.gpus) if is_single_node else ()),
             *driver_findings(config, facts),
@@ -223,10 +224,9 @@ def evaluate_machine(config: DeploymentConfig, facts: MachineFacts) -> Preflight
 def evaluate_cluster(
     config: DeploymentConfig, facts: ClusterFacts, capacity: AutoscalingCapacity | None = None
 ) -> PreflightResult:
-    """Everything that is wrong with running `config` on a running cluster.
+    """The findings of running `config` on a running cluster.
 
-    Where an autoscaler starts nodes, what is missing is waited for, and only what never comes is
-    wrong.
+    With an autoscaler, only resources that no node will ever bring are missing.
     """
     versions = cluster_version_findings(config, facts.versions)
     if capacity is None:
@@ -235,7 +235,7 @@ def evaluate_cluster(
 
 
 def missing_resources(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
-    """What more nodes would have to bring for every replica to start."""
+    """The resources that more nodes would have to bring for every replica to start."""
     errors = [*gpu_findings(config, facts.gpus)]
     cpus = sum(pool.resources.cpus * pool.replicas.initial for pool in config.pools.values())
     if cpus > facts.cpus:
@@ -258,7 +258,7 @@ def missing_resources(config: DeploymentConfig, facts: ClusterFacts) -> tuple[st
 
 
 def key_findings(config: DeploymentConfig) -> tuple[str, ...]:
-    """Files of API keys that cannot be read, or have lines that are none."""
+    """Files of API keys that cannot be read, and their bad lines."""
     try:
         load_ring(key_files(config))
     except ConfigInvalid as error:
@@ -267,7 +267,7 @@ def key_findings(config: DeploymentConfig) -> tuple[str, ...]:
 
 
 def keyless_findings(config: DeploymentConfig) -> tuple[str, ...]:
-    """Tenants that nobody can be."""
+    """Tenants without keys."""
     return tuple(
         f"nobody can call as tenant '{name}', for it has no keys;"
         f" make one with 'baton keys create --tenant {name} --file FILE' and set its keys_file"
@@ -277,7 +277,7 @@ def keyless_findings(config: DeploymentConfig) -> tuple[str, ...]:
 
 
 def port_findings(ports: Sequence[PortFact]) -> tuple[str, ...]:
-    """Ports that cannot be had."""
+    """Ports that are in use."""
     return tuple(
         f"{format_address(port.host, port.port)} ({port.key}) {_held(port.listener)};"
         f" stop it, or set {port.key} to another"
@@ -297,9 +297,9 @@ def _held(listener: PortListener | None) -> str:
 def package_findings(
     config: DeploymentConfig, versions: Mapping[str, str | None]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Packages that stop a start, and those of versions that somebody wants although untested."""
+    """Packages that stop a start, and untested packages that the configuration allows."""
     uses_vllm = any(pool.engine.kind is EngineKind.VLLM for pool in config.pools.values())
-    # The ingress is vLLM's API server, whatever the engines are.
+    # The ingress is vLLM's API server with any engine.
     needed = ["ray", "vllm", "torch", *(["nixl"] if uses_vllm else [])]
     missing = tuple(
         f"package {package} is not installed; install baton[cpu] or baton[gpu],"
@@ -317,7 +317,7 @@ def package_findings(
 def argument_findings(
     config: DeploymentConfig, versions: Mapping[str, str | None]
 ) -> tuple[str, ...]:
-    """Arguments of API servers that the vLLM that is installed does not have yet."""
+    """Arguments of API servers that the installed vLLM does not have yet."""
     version = versions.get("vllm")
     if version is None:
         return ()
@@ -331,7 +331,7 @@ def argument_findings(
 
 
 def memory_findings(config: DeploymentConfig, available_bytes: int) -> tuple[str, ...]:
-    """Whether everything that starts at once fits into main memory."""
+    """Whether the initial replicas fit into main memory."""
     parts = {
         f"{pool.replicas.initial} x {name}": pool.replicas.initial * replica_bytes(config, pool)
         for name, pool in config.pools.items()
@@ -350,9 +350,9 @@ def memory_findings(config: DeploymentConfig, available_bytes: int) -> tuple[str
 
 
 def replica_bytes(config: DeploymentConfig, pool: PoolConfig, *, hosts: int = 1) -> int:
-    """Main memory of one replica: what the pool says, else an estimate from its parts.
+    """Main memory of one replica: the pool's setting, else an estimate from its parts.
 
-    On several hosts it is that of all of them; weights pass through the memory of each.
+    On several hosts it is the sum; weights pass through the memory of each.
     """
     if pool.resources.memory_bytes is not None:
         return pool.resources.memory_bytes
@@ -360,7 +360,7 @@ def replica_bytes(config: DeploymentConfig, pool: PoolConfig, *, hosts: int = 1)
         return SIM_REPLICA_BYTES
     model_bytes = weights_bytes(config.models[pool.model].source)
     if pool.resources.gpus > 0:
-        # Weights and KV blocks are the GPUs', and come there through the host's memory.
+        # Weights and KV blocks are on the GPUs; weights pass through the host's memory.
         staging_bytes = (
             _MAX_SHARD_BYTES if model_bytes is None else min(model_bytes, _MAX_SHARD_BYTES)
         )
@@ -375,14 +375,14 @@ def replica_bytes(config: DeploymentConfig, pool: PoolConfig, *, hosts: int = 1)
 
 
 def driver_findings(config: DeploymentConfig, facts: MachineFacts) -> tuple[str, ...]:
-    """A driver of this machine's GPUs that is older than what torch was built for."""
+    """A driver of this machine's GPUs that is too old for torch."""
     uses_gpus = facts.gpus and any(pool.resources.gpus for pool in config.pools.values())
     why = driver_problem(facts.versions.get("torch"), facts.driver_cuda) if uses_gpus else None
     return () if why is None else (why,)
 
 
 def gpu_findings(config: DeploymentConfig, gpus: float) -> tuple[str, ...]:
-    """Whether there are GPUs for every replica that starts at once."""
+    """Whether there are GPUs for the initial replicas."""
     needed_gpus = sum(pool.resources.gpus * pool.replicas.initial for pool in config.pools.values())
     if needed_gpus <= gpus:
         return ()
@@ -395,7 +395,7 @@ def gpu_findings(config: DeploymentConfig, gpus: float) -> tuple[str, ...]:
 def cluster_version_findings(
     config: DeploymentConfig, by_node: Mapping[str, Mapping[str, str | None]]
 ) -> tuple[str, ...]:
-    """Packages that are not the same on all nodes, that are missing there, or not tested."""
+    """Packages that differ between nodes, are missing there, or not tested."""
     if differing := node_version_findings(by_node):
         return differing
     (versions, *_) = by_node.values() or ({},)
@@ -405,7 +405,7 @@ def cluster_version_findings(
 def node_version_findings(
     by_node: Mapping[str, Mapping[str, str | None]],
 ) -> tuple[str, ...]:
-    """Packages whose version is not the same on all nodes."""
+    """Packages that differ between nodes."""
     findings = []
     packages = sorted({package for versions in by_node.values() for package in versions})
     for package in packages:

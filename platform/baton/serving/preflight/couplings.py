@@ -1,7 +1,7 @@
 """Whether baton's couplings to private names fit the installed packages, vendor by vendor.
 
-Guards import vLLM, Ray Serve and NIXL, so they run in a process of their own: an import takes
-seconds and may crash, and this process imports Ray Serve only after its environment is set.
+Guards import vLLM, Ray Serve and NIXL, so they run in a process of their own. An import takes
+seconds and may crash, and this process must set the environment of Ray Serve first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import msgspec
 from baton.engine.gpus import use_cpu_without_gpus
 
 COUPLINGS_TIMEOUT_S: Final = 180.0
-"""The packages take 6 to 9 s to import on a quiet machine."""
 _TABLES: Final = {
     "vLLM": "baton.engine.vllm.patches.table",
     "Ray": "baton.serving.ray.couplings",
@@ -73,7 +72,7 @@ def read_couplings() -> tuple[Coupling, ...]:
 
 
 def coupling_findings(couplings: Iterable[Coupling]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Rows that do not fit, each in one line: those that stop a start, and those turned off."""
+    """Rows that do not fit, one line each: those that stop a start, and those turned off."""
     unfit = [coupling for coupling in couplings if coupling.problem is not None]
     return (
         tuple(_line(coupling) for coupling in unfit if coupling.is_required),

@@ -1,4 +1,4 @@
-"""Gathers what the checks before a start look at; knows nothing about what is wanted."""
+"""Gathers facts for the checks before a start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NODE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortListener:
-    """Who listens on a port; without a pid when it is not ours to know."""
+    """The process that listens on a port; without a pid if it is another user's."""
 
     pid: int | None
     program: str = ""
@@ -34,10 +34,9 @@ class PortListener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortFact:
-    """A port that a configuration wants."""
+    """A port in a configuration."""
 
     key: str
-    """The key that sets it."""
     host: str
     port: int
     free: bool
@@ -49,13 +48,12 @@ class MachineFacts:
     """One machine."""
 
     port: PortFact
-    """The public one."""
     available_memory_bytes: int
     gpus: int
     versions: Mapping[str, str | None]
     """None: not installed."""
     driver_cuda: tuple[int, int] | None = None
-    """The newest CUDA that the GPUs' driver speaks; None: there is none, or nobody knows."""
+    """The newest CUDA of the GPUs' driver; None: no driver, or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +63,7 @@ class ClusterFacts:
     cpus: float
     gpus: float
     versions: Mapping[str, Mapping[str, str | None]]
-    """Package versions by node."""
     labels: tuple[Mapping[str, str], ...] = ({},)
-    """Of each node."""
 
 
 def machine_facts(host: str, port: int) -> MachineFacts:
@@ -82,14 +78,14 @@ def machine_facts(host: str, port: int) -> MachineFacts:
 
 
 def port_fact(key: str, host: str, port: int) -> PortFact:
-    """Whether the port that a key sets is free on this machine, and else who listens on it."""
+    """Whether the port that a key sets is free on this machine, and else its listener."""
     free = port_is_free(host, port)
     listener = None if free else port_listener(port)
     return PortFact(key=key, host=host, port=port, free=free, listener=listener)
 
 
 def port_listener(port: int) -> PortListener | None:
-    """Who listens on a TCP port of this machine; None when nobody is seen to."""
+    """The process that listens on a TCP port of this machine; None if none is visible."""
     try:
         connections = psutil.net_connections(kind="tcp")
     except psutil.AccessDenied:  # macOS shows them to root only
@@ -105,7 +101,7 @@ def port_listener(port: int) -> PortListener | None:
 
 
 def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """What new processes can have: of the machine, or of the container when that is less."""
+    """Memory for new processes: the machine's, or the container's if that is less."""
     available: int = psutil.virtual_memory().available
     try:
         limit = int((cgroup / "memory.max").read_text())
@@ -129,12 +125,7 @@ def _version(package: str) -> str | None:
 
 
 def cluster_facts(packages: Sequence[str]) -> ClusterFacts:
-    """The cluster this process is connected to; one tiny task on every node.
-
-    Raises:
-        TimeoutError: a node did not answer.
-        ClusterFailed: a node cannot run baton.
-    """
+    """The connected cluster, from a small task on every node; raises as `call_on_nodes`."""
     import ray
 
     arguments = {str(node["NodeID"]): (tuple(packages),) for node in ray.nodes() if node["Alive"]}
@@ -144,10 +135,10 @@ def cluster_facts(packages: Sequence[str]) -> ClusterFacts:
 def call_on_nodes(
     call: Callable[..., _Answer], arguments: Mapping[str, tuple[object, ...]]
 ) -> Mapping[str, _Answer]:
-    """What a call gives on each of these nodes, by their names; all are asked at once.
+    """The results of a call on these nodes, by their names; all nodes run it at once.
 
     Args:
-        call: What each is to do, in a process of its own.
+        call: Runs on each node, in a process of its own.
         arguments: Of the call, by the id of the node.
 
     Raises:
@@ -170,12 +161,6 @@ def call_on_nodes(
 
 
 def _node_result(node: str, ref: object, deadline_at_s: float) -> Any:  # noqa: ANN401 - as the node has it
-    """What a node answers.
-
-    Raises:
-        TimeoutError: it did not until then.
-        ClusterFailed: it cannot run anything of ours.
-    """
     import ray
 
     try:
@@ -191,7 +176,7 @@ def _node_result(node: str, ref: object, deadline_at_s: float) -> Any:  # noqa: 
 
 
 def cluster_resources() -> ClusterFacts:
-    """What the nodes of the cluster have, asking none of them for versions."""
+    """The resources of the connected cluster, without versions."""
     import ray
 
     totals = cast("dict[str, float]", ray.cluster_resources())
@@ -204,7 +189,7 @@ def cluster_resources() -> ClusterFacts:
 
 
 def with_available_resources(facts: ClusterFacts) -> ClusterFacts:
-    """The facts of a cluster that others use, too: only what nobody has at present counts."""
+    """The facts of a shared cluster: only free resources count."""
     import ray
 
     available = cast("dict[str, float]", ray.available_resources())

@@ -1,38 +1,39 @@
-"""Files that a configuration names, looked for on the nodes whose processes will read them.
+"""Models and files that a configuration names, on the nodes whose processes read them.
 
-Theory of operation: on a cluster of several nodes, a path means on each what is there. Keys are
-followed by every ingress, so that a file that is missing on one of its nodes locks everybody out
-there. So each node is asked what it lacks of what may run on it; only findings and digests come
-back, no contents. Nodes that an autoscaler starts later are not asked: there is nobody to ask.
+Theory of operation: a path means another file on each node. Every ingress reads the keys, so a node
+without a key file would reject all its callers. So each node is asked for missing files of the
+processes that may run on it; only findings and digests come back, no contents. Nodes that an
+autoscaler starts later cannot be asked.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.config.derive.options import adapter_sources, engine_env, key_files
-from baton.config.schema.deployment import DeploymentConfig
+from baton.config.schema.deployment import DeploymentConfig, ModelConfig
 from baton.domain.errors import ConfigInvalid
 from baton.domain.names.addresses import is_loopback
-from baton.domain.names.model_sources import is_path
+from baton.domain.names.model_sources import TINY, is_in_object_store, is_path
 from baton.domain.names.words import few
 from baton.runtime.keys.key_files import load_ring
 from baton.serving.preflight.autoscaling_capacity import may_host
 from baton.serving.preflight.facts import call_on_nodes
-from baton.serving.preflight.models import source_findings
 from baton.serving.preflight.security import why_unreadable
 from baton.serving.ray.autoscaler import NodeType
+from baton.serving.ray.context import HEAD_NODE_RESOURCE
 
-_HEAD_RESOURCE = "node:__internal_head__"
+_STREAMER_EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEligibility:
-    """What may run on a node."""
+    """The processes that may run on a node."""
 
     ingress: bool
     controller: bool
@@ -41,26 +42,26 @@ class NodeEligibility:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFiles:
-    """What one node says of the files that are read there."""
+    """The files of one node."""
 
     missing: tuple[str, ...] = ()
     key_digests: Mapping[str, str] | None = None
-    """Of the key files, by path; None where no ingress may be."""
+    """Of the key files, by path; None on a node without ingresses."""
 
 
 def node_eligibility(config: DeploymentConfig, node: NodeType) -> NodeEligibility:
-    """What may run on a node of a cluster that ran before."""
+    """The processes that may run on a node of an existing cluster."""
     has_cpus = node.resources.get("CPU", 0.0) > 0
     is_head_only = is_loopback(config.server.host)
     return NodeEligibility(
-        ingress=_HEAD_RESOURCE in node.resources if is_head_only else has_cpus,
+        ingress=HEAD_NODE_RESOURCE in node.resources if is_head_only else has_cpus,
         controller=has_cpus,
         pools=tuple(name for name in config.pools if may_host(config, name, node)),
     )
 
 
 def inspect_node_files(config: DeploymentConfig, eligibility: NodeEligibility) -> NodeFiles:
-    """Look for the files of these duties on this machine. Blocks on the disk."""
+    """Look for the files of these processes on this machine. Blocks on the disk."""
     missing = list(_missing_models(config, eligibility))
     for pool in eligibility.pools:
         try:
@@ -95,14 +96,14 @@ def _digest(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:  # that it cannot be read is a finding of its own
+    except OSError:  # unreadable files have their own finding
         return ""
 
 
 def file_findings(
     files_by_node: Mapping[str, NodeFiles],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What nodes lack, by their names; and key files that are not the same on all of them."""
+    """The missing files with their nodes, and key files that differ between nodes."""
     nodes_by_finding: dict[str, list[str]] = {}
     for node, files in sorted(files_by_node.items()):
         for line in files.missing:
@@ -134,12 +135,7 @@ def _key_file_differences(files_by_node: Mapping[str, NodeFiles]) -> Iterator[st
 
 
 def collect_node_files(config: DeploymentConfig) -> Mapping[str, NodeFiles]:
-    """What every node of the cluster that this process is connected to says of its files.
-
-    Raises:
-        TimeoutError: a node did not answer.
-        ClusterFailed: a node cannot run baton.
-    """
+    """The files of every node of the connected cluster; raises as `call_on_nodes`."""
     import ray
 
     arguments = {}
@@ -148,3 +144,32 @@ def collect_node_files(config: DeploymentConfig) -> Mapping[str, NodeFiles]:
         if node["Alive"]:
             arguments[str(node["NodeID"])] = (config, node_eligibility(config, node_type))
     return call_on_nodes(inspect_node_files, arguments)
+
+
+def source_findings(models: Mapping[str, ModelConfig]) -> tuple[str, ...]:
+    """Models with a path that does not exist. Hub ids are not looked up."""
+    findings = []
+    for name, model in models.items():
+        source = model.source
+        path = Path(source).expanduser()
+        if is_in_object_store(source):
+            findings += _streamer_findings(name, source)
+        if source == TINY or path.is_dir() or not is_path(source):
+            continue
+        problem = "is not a directory" if path.exists() else "does not exist"
+        findings.append(
+            f"models.{name}.source: {source} {problem}; "
+            "give the directory of a model, or its id on the hub"
+        )
+    return tuple(findings)
+
+
+def _streamer_findings(model: str, source: str) -> list[str]:
+    """The package that reads object stores does not come with vLLM."""
+    if importlib.util.find_spec("runai_model_streamer") is not None:
+        return []
+    store = source.partition("://")[0]
+    return [
+        f"models.{model}.source: {source} is read by a package that is not installed;"
+        f" pip install 'runai-model-streamer[{_STREAMER_EXTRAS[store.lower()]}]' on every node"
+    ]

@@ -1,4 +1,4 @@
-"""What a start would leave open, or could not guard as it was told to."""
+"""Checks of TLS files, keys and Ray's authentication before a start."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _client_ca_findings(context: ssl.SSLContext, path: str) -> list[str]:
 
 
 def exposure_findings(config: DeploymentConfig) -> tuple[str, ...]:
-    """What others could do or hear who reach the endpoint; nothing where nobody does."""
+    """Unauthenticated or unencrypted access from other machines; empty on loopback."""
     server, tls = config.server, config.security.tls
     if is_loopback(server.host):
         return ()
@@ -68,10 +68,10 @@ def exposure_findings(config: DeploymentConfig) -> tuple[str, ...]:
 def ray_auth_findings(
     gcs_address: str, auth: str, *, allowed: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A Ray that others reach, and that asks nobody for a token (`auth_probe.ray_door`).
+    """Findings about a Ray that other machines reach without a token (`auth_probe`).
 
     Returns:
-        What stands in the way, and what is only said because it is `allowed`.
+        Errors, and warnings in their place if it is `allowed`.
     """
     if auth != "open" or is_loopback_address(gcs_address):
         return (), ()
@@ -87,7 +87,7 @@ def ray_auth_findings(
 
 
 def why_unreadable(path: str) -> str:
-    """Why this user cannot read a file; empty when that works."""
+    """Why this user cannot read a file; empty if it can."""
     try:
         with Path(path).open("rb"):
             return ""
@@ -102,7 +102,7 @@ def _read_findings(key: str, path: str) -> list[str]:
 
 
 def _reject_password() -> str:
-    """For a key that wants one: nobody is asked, and it cannot be used."""
+    """For an encrypted key: the start is not interactive, so it cannot be used."""
     raise ValueError("it is locked with a password")
 
 

@@ -1,16 +1,15 @@
-"""Where Ray Serve sends what is for a replica: nothing of Serve's stands between it and ours.
+"""The HTTP port of an ingress replica, without Serve's own app between it and ours.
 
-Theory of operation: HAProxy in front of a deployment sends to a port that the Serve controller
-deals out to each ingress replica. The replica binds it and runs an HTTP server in Python there, for
-an app of Serve's that calls ours. With the Python frontend that server serves our app itself, and
-Serve's only where its own paths are asked for, by which HAProxy knows that the replica is there and
-does not drain. The server is Serve's in all else: its options, the ids that it gives to requests,
-and its end, which Serve tells it when HAProxy has looked elsewhere, and waits for: it takes no more
-connections, and its task ends when the answers under way have ended. What comes by Serve's proxy in
-Python is not served at this port.
-In Rust mode the port is bound in the same way, and its socket is handed to a gate that is no
-Python. What is handed back to Serve behaves as its server did. The rows
-`ASGI_PORT` and `GATE_PORT` of `couplings` say how Serve starts that server.
+Theory of operation: HAProxy sends to a port that the Serve controller assigns to each ingress
+replica. The replica binds it and runs an HTTP server in Python there, with an app of Serve's that
+calls ours. With the Python frontend, that server gets our app instead. Serve's app answers only
+Serve's own paths: HAProxy's check whether the replica is there and does not drain. The server
+remains Serve's: its options, its request ids and its end. At the end it accepts no more
+connections, and its task ends when the answers in flight have ended. Requests through Serve's
+Python proxy do not use this port.
+
+In Rust mode the port is bound in the same way, and a gate gets its socket; Serve gets a stand-in
+for its server. The rows `ASGI_PORT` and `GATE_PORT` of `couplings` name the private calls.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _SERVE_PATH_PREFIX = "/-/"
 
 
 class PortServer(Protocol):
-    """Who serves what comes to a replica's port."""
+    """The server behind a replica's port."""
 
     async def open(self, listener: socket.socket) -> None:
-        """Serve who comes to this socket; the caller closes its own copy afterwards."""
+        """Serve this socket; the caller closes its own copy afterwards."""
         ...
 
     async def drain(self) -> None:
-        """Take no more connections; returns when the answers under way have ended."""
+        """Accept no more connections; returns when the answers in flight have ended."""
         ...
 
 
@@ -56,7 +55,7 @@ class _StartServer(Protocol):
 
 
 class _ServerHandle:
-    """Stands for Serve's server: it is told to exit by an attribute."""
+    """Stands for Serve's server, which ends when this attribute is set."""
 
     def __init__(self) -> None:
         self.exit_requested = asyncio.Event()
@@ -72,9 +71,9 @@ class _ServerHandle:
 
 
 async def placeholder_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """What Serve runs of ours where another serves: it starts and ends.
+    """Our app for Serve when another server has the port: it starts and ends.
 
-    Who comes here comes by Serve's proxy in Python, until HAProxy has checked a new ingress.
+    Requests come here by Serve's Python proxy, until HAProxy has checked a new ingress.
     """
     if scope["type"] == "lifespan":
         for phase in ("startup", "shutdown"):
@@ -86,7 +85,7 @@ async def placeholder_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def serve_at_port(port_server: PortServer, environ: Mapping[str, str]) -> None:
-    """Have the doorway serve at the port of this replica, once Serve starts its server.
+    """Have `port_server` serve at the port of this replica, once Serve starts its server.
 
     Raises:
         EngineStartFailed: Serve is set up to carry requests through Python to the replica.
@@ -116,9 +115,9 @@ def serve_at_port(port_server: PortServer, environ: Mapping[str, str]) -> None:
 
 
 def serve_app_at_port(app: AsgiApp) -> None:
-    """Have the server at the port of this replica serve an app of ours, once Serve starts it.
+    """Have the server at the port of this replica serve our app, once Serve starts it.
 
-    It is not started where requests come here through Serve's Python proxy.
+    Serve does not start it where requests come through its Python proxy.
     """
     from ray.serve._private import replica
 
@@ -132,8 +131,6 @@ def serve_app_at_port(app: AsgiApp) -> None:
 
 
 def _route_serve_paths(serve_app: AsgiApp, own_app: AsgiApp) -> AsgiApp:
-    """Serve's app where its own paths are asked for, else ours."""
-
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(_SERVE_PATH_PREFIX):
             await serve_app(scope, receive, send)
@@ -141,7 +138,7 @@ def _route_serve_paths(serve_app: AsgiApp, own_app: AsgiApp) -> AsgiApp:
         try:
             await own_app(scope, receive, send)
         except Exception as error:
-            # The server says nothing of it. What the error says may be of a prompt.
+            # The server logs nothing. The error's text may contain a prompt.
             traceback_text = "".join(traceback.format_tb(error.__traceback__))
             fields = {"error": type(error).__name__, "where": traceback_text}
             log_event(_LOGGER, logging.ERROR, "request_failed", fields)
@@ -151,11 +148,7 @@ def _route_serve_paths(serve_app: AsgiApp, own_app: AsgiApp) -> AsgiApp:
 
 
 def _bind(options: _HttpOptions) -> socket.socket:
-    """A socket at a replica's port.
-
-    Raises:
-        RuntimeError: as Serve has it, who tries another port.
-    """
+    """A socket at a replica's port. On a RuntimeError, Serve tries another port."""
     try:
         return create_bound_socket(options.host, options.port, reuse_address=False)
     except OSError as error:

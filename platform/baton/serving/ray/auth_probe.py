@@ -1,4 +1,4 @@
-"""Whether Ray asks those for a token who come to it: found out by coming without one."""
+"""Whether Ray asks clients for a token: found out by connecting without one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ except Exception as error:
     refused = "unauthenticated" in said or "authenticationerror" in said
     print("guarded" if refused else f"{type(error).__name__}: {error}".splitlines()[0])
 """
-"""Asks the store of Ray's head for something, as somebody without a token."""
+"""Asks the store of Ray's head for something, without a token."""
 
 
 def probe_ray_auth(address: str) -> str:
-    """`guarded` or `open`, as somebody without a token finds the store of Ray's head; else why not.
+    """`guarded` or `open`, from a connection to Ray's store without a token; else the problem.
 
-    In a process of its own, since Ray reads once how it is to show itself.
+    It runs in a process of its own, since Ray reads its authentication mode once.
     """
     environment = {name: value for name, value in os.environ.items() if "RAY_AUTH" not in name}
     command = [sys.executable, "-c", _PROBE_SCRIPT, address]

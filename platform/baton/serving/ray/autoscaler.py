@@ -1,11 +1,10 @@
-"""Whether Ray's autoscaler runs on a cluster, and what waits for it (private API of Ray 2.60).
+"""Whether Ray's autoscaler runs on a cluster, and its demand (private API of Ray 2.60).
 
 Theory of operation: a pending actor or placement group is all the demand that an autoscaler needs.
-Whether one runs is told by nothing that Ray has for users, for a head without any starts the same
-monitor, which then merely reports. So it is looked at what that monitor was started with. A head
-without a monitor on whose cluster somebody reports has its autoscaler elsewhere: KubeRay's is a
-container beside the head, and says to nobody what it may start. Where Ray is another than the one
-this was written for, no autoscaler is found: then too few nodes are refused.
+Ray has no public call that says whether one runs. A head without any starts the same monitor, which
+then only reports; so the monitor's arguments decide. If there are reports without a monitor on the
+head, the autoscaler runs elsewhere: KubeRay's is a container beside the head, and its node types
+are unknown. With another version of Ray no autoscaler is found: then too few nodes are an error.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 import psutil
 
 from baton.domain.errors import ClusterFailed
-from baton.serving.ray.context import logs_folder
+from baton.serving.ray.context import HEAD_NODE_RESOURCE, logs_folder
 from baton.serving.shared.names import APP
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 _STATUS_TIMEOUT_S = 10.0
 _HEAD_TIMEOUT_S = 60.0
-"""The head may have to start a worker process first."""
 _MONITOR_SCRIPTS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
 _CONFIG_OPTION = "--autoscaling-config="
 Resources = Mapping[str, float]
@@ -39,28 +37,26 @@ NodeTypeConfigs = Mapping[str, Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeType:
-    """A node that is there, or a type of which the autoscaler may start some."""
+    """A node, or a type of which the autoscaler may start some."""
 
     name: str
-    """Of a node, the type that it is of."""
+    """Of a node: its type."""
     resources: Resources
     labels: Mapping[str, str] = field(default_factory=dict)
     max_nodes: float = math.inf
-    """Nodes of a type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalingCapacity:
-    """A cluster on which an autoscaler starts nodes for whatever waits for room."""
+    """A cluster on which an autoscaler starts nodes on demand."""
 
     nodes: tuple[NodeType, ...]
-    """Those that are there."""
     node_types: tuple[NodeType, ...] = ()
-    """Those that may come; empty where the autoscaler does not say, as in a pod beside the head."""
+    """Types that may be started; empty if unknown, as with KubeRay."""
 
 
 def read_autoscaling_capacity() -> AutoscalingCapacity | None:
-    """What the cluster that this process is connected to may grow to; None: it does not grow.
+    """The possible growth of the connected cluster; None: it has no autoscaler.
 
     Raises:
         ClusterFailed: its head does not answer.
@@ -139,7 +135,7 @@ def pending_replicas() -> Mapping[str, int]:
 
 
 def infeasible_requests() -> tuple[Resources, ...]:
-    """What the autoscaler says that it has no nodes for, now or ever, of whoever asks for it."""
+    """Resource requests, of any client, for which the autoscaler has no nodes."""
     state = _cluster_status().autoscaling_state
     gangs = [
         request for gang in state.infeasible_gang_resource_requests for request in gang.requests
@@ -173,7 +169,6 @@ def _cluster_status() -> GetClusterStatusReply:
 
 
 def _legacy_autoscaler_reports() -> bool:
-    """Whether an autoscaler of the first kind has reported."""
     from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
     from ray.experimental.internal_kv import _internal_kv_get
 
@@ -187,7 +182,7 @@ def _monitors_on_head() -> list[NodeTypeConfigs | None]:
     head = next(
         node["NodeID"]
         for node in ray.nodes()
-        if node["Alive"] and "node:__internal_head__" in node["Resources"]
+        if node["Alive"] and HEAD_NODE_RESOURCE in node["Resources"]
     )
     remote_call = ray.remote(num_cpus=0, max_retries=0)(local_monitors)
     on_head = NodeAffinitySchedulingStrategy(head, soft=False)
@@ -197,7 +192,7 @@ def _monitors_on_head() -> list[NodeTypeConfigs | None]:
 
 
 def local_monitors(logs: Path | None = None) -> list[NodeTypeConfigs | None]:
-    """For each monitor of the session on this node, its node types; None where it has none.
+    """The node types of each monitor of the session on this node; None for a monitor without any.
 
     Nothing else of an autoscaler's configuration leaves the node: providers have secrets there.
     """
@@ -230,7 +225,7 @@ def _configured_types(arguments: list[str]) -> NodeTypeConfigs | None:
                 name: {
                     "resources": kind.get("resources", {}),
                     "labels": kind.get("labels", {}),
-                    # Without a bound of its own, a type has that of all together.
+                    # A type without its own limit has the limit of all together.
                     "max_workers": kind.get("max_workers", 0 if name == head else limit),
                 }
                 for name, kind in document.get("available_node_types", {}).items()

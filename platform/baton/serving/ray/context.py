@@ -1,8 +1,11 @@
-"""What a Ray Serve replica knows of itself."""
+"""The context of a Ray Serve replica."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+HEAD_NODE_RESOURCE = "node:__internal_head__"
+"""Ray's own resource of the node that has the control store."""
 
 
 def replica_name() -> str:
@@ -27,21 +30,21 @@ def node_address() -> str:
 
 
 def node_addresses() -> tuple[str, ...]:
-    """The addresses of all nodes that the cluster has at present."""
+    """The addresses of all live nodes of the cluster."""
     import ray
 
     return tuple(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"])
 
 
 def get_gcs_address() -> str:
-    """`host:port` of the control store of the cluster that this process is connected to."""
+    """`host:port` of the connected cluster's control store."""
     import ray
 
     return str(ray.get_runtime_context().gcs_address)
 
 
 def logs_folder() -> Path:
-    """Where the node that this process is connected to keeps its logs (private in Ray 2.60)."""
+    """The folder of logs on the connected node (private in Ray 2.60)."""
     from ray._private import worker
 
     node = worker._global_node  # noqa: SLF001 - there is no public way
@@ -50,7 +53,7 @@ def logs_folder() -> Path:
 
 
 def session_name() -> str:
-    """What the cluster that this process is connected to is called; no two ever have one name."""
+    """The name of the connected cluster's session; no two clusters have the same, ever."""
     import ray
 
     return str(ray.get_runtime_context().get_session_name())

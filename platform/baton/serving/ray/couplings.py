@@ -21,7 +21,6 @@ def _ray(*names: str) -> Target:
 
 
 def _haproxy_problem() -> str | None:
-    """Harden a configuration that Serve's template renders."""
     from jinja2 import ChainableUndefined, Environment
     from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 

@@ -1,8 +1,8 @@
-"""Where Ray Serve's own gRPC server of a replica listens: at the node's address, and no other.
+"""Binds the gRPC server of a replica to the node's address only.
 
-Serve starts one in every replica, on all addresses, and unpickles what comes there from whoever has
-Ray's token. Serve has no setting for its address. The row `GRPC_PORT` of `couplings` says how Serve
-binds it.
+Serve starts this server in every replica, on all addresses, and unpickles messages of all clients
+with Ray's token. Serve has no setting for its address; the row `GRPC_PORT` of `couplings` names the
+private call.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ class _AddPort(Protocol):
 
 
 def bind_grpc_to_node(host: str) -> None:
-    """Have the server listen at `host` that Serve starts here once this replica is made.
-
-    Idempotent.
-    """
+    """Have the gRPC server of this replica listen at `host`, once Serve starts it. Idempotent."""
     from ray._common.tls_utils import add_port_to_grpc_server
     from ray.serve._private import replica
 

@@ -1,18 +1,14 @@
-"""Which replicas of some deployments Ray Serve has running, told when it changes.
+"""Follows the running replicas of some deployments in Ray Serve.
 
-Theory of operation: one task asks the Serve controller the same question that Serve's own routers
-ask, by a call that the controller answers when something has changed, or after a minute. What
-happens on the way: an answer replaces the view of the deployments it names and, if the view as a
-whole became another, `on_change` is called. While the controller cannot be reached the last view
-stands. Every call has a deadline and starts from the controller's name again after a failure, with
-no memory of versions, so that a controller that came back without its past is believed at once. The
-full question is repeated now and then for the same reason.
+Theory of operation: one task asks the Serve controller, as Serve's own routers do, by a call that
+returns after a change or after a minute. An answer replaces the view of the deployments that it
+names. If the whole view has changed, `on_change` is called. While the controller is unreachable,
+the last view stands. After a failure the task looks up the controller again, and forgets versions:
+a controller that has restarted without its state is believed at once. It also repeats the full
+question from time to time.
 
 A replica that was told to stop leaves the view at once, long before its process ends: absence means
 "give it no new work", not "its work is lost".
-
-The private parts of Ray Serve that this needs are in this module only; `ray` is imported when it
-starts.
 """
 
 from __future__ import annotations
@@ -44,10 +40,9 @@ class Member:
     """One running replica."""
 
     replica_id: str
-    """Unique among all replicas of the app, now and later."""
     deployment: str
     metadata: Mapping[str, Any]
-    """What the replica's `record_replica_metadata` returned when it became ready; read-only."""
+    """The replica's `record_replica_metadata` from when it became ready; read-only."""
     node_ip: str
 
     def __hash__(self) -> int:
@@ -56,7 +51,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipTiming:
-    """How long things may take."""
+    """Intervals and deadlines."""
 
     retry_s: float = 0.5
     lookup_timeout_s: float = 5.0
@@ -69,11 +64,11 @@ class _RemoteMethod(Protocol):
 
 
 class ServeController(Protocol):
-    """The part of the Serve controller's handle that is used here."""
+    """The used part of the Serve controller's handle."""
 
     @property
     def listen_for_change(self) -> _RemoteMethod:
-        """Ask for what is newer than some versions; answered when there is something."""
+        """Ask for changes since these versions; returns when there are any."""
         ...
 
 
@@ -99,8 +94,8 @@ class Membership:
         self._by_deployment: dict[str, frozenset[Member]] = {}
         self._notified: frozenset[Member] | None = None
         self._task: asyncio.Task[None] | None = None
-        # A thread of its own: while Ray's store is away a lookup hangs for a minute, and those that
-        # are tried again meanwhile would take every thread that this process has for others.
+        # A thread of its own: while Ray's store is away a lookup hangs for a minute. Repeated
+        # lookups would take all threads of this process's default pool.
         self._lookup_executor = ThreadPoolExecutor(1, thread_name_prefix=f"membership-{app}")
 
     @property
@@ -111,8 +106,8 @@ class Membership:
     async def start(self) -> None:
         """Begin to follow; returns at once, the first view comes through `on_change`."""
         if self._task is None:
-            # A context of its own: Ray would take the calls for part of the request that happens
-            # to be served now, and cancel them with it.
+            # A context of its own: Ray would take the calls for part of the request that happens to
+            # be served now, and cancel them with it.
             self._task = asyncio.create_task(
                 self._follow(), name=f"membership-{self._app}", context=contextvars.Context()
             )
@@ -145,7 +140,7 @@ class Membership:
                 await asyncio.sleep(self._timing.retry_s)
 
     async def _poll_until_recheck(self) -> None:
-        """Ask from scratch, then for changes only, until it is time to ask from scratch again."""
+        """Ask for everything, then for changes only, until the next full question."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._timing.lookup_timeout_s):
             controller = await loop.run_in_executor(self._lookup_executor, self._find_controller)
@@ -159,8 +154,8 @@ class Membership:
                     if isinstance(answer, dict):
                         self._apply_update(cast("dict[_Key, UpdatedObject]", answer), versions)
         except TimeoutError:
-            # Nothing has changed for a while: no failure, unless the first question, which is
-            # answered at once when the deployments are known, got no answer either.
+            # No change for a while is no failure, but the first question is always answered at once
+            # if the deployments are known.
             if not answered:
                 raise
 
@@ -173,7 +168,7 @@ class Membership:
         view = self.members
         if view != self._notified:
             self._on_change(view)
-            self._notified = view  # only now: a listener that failed is told again
+            self._notified = view  # only now: a listener that failed is called again
 
 
 def _key(app: str, deployment: str) -> _Key:

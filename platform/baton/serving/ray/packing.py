@@ -1,10 +1,9 @@
-"""Answers to control calls, packed so that they travel inside Ray's messages.
+"""Packs answers to control calls, so that they travel inside Ray's messages.
 
-Ray puts what is larger than 100 kB into its object store, and hands out a reference to it. A
-process that drops such a reference as soon as it has read it, as one that asks a question and
-leaves does, may be aborted by Ray (2.60: "ObjectUnknownOwner", seen with 500 kB of ticks). Packed,
-all but the reports of thousands of tenants stay far below; see `serve_control.Answers.refs` for
-those.
+Ray puts larger values than 100 kB into its object store, and hands out a reference. Ray may abort a
+process that drops such a reference as soon as it has read it, as commands do (2.60:
+"ObjectUnknownOwner", seen with 500 kB of ticks). Packed, only the reports of thousands of tenants
+are larger; for those see `serve_control.CallResults.refs`.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import zlib
 from baton.domain.demand import CoordinatorReport
 
 _COMPRESSION_LEVEL = 1
-"""Of compression: rows that repeat their keys shrink twentyfold at the first."""
+"""Rows that repeat their keys shrink twentyfold at the first level."""
 
 
 def pack(value: object) -> bytes:
-    """Plain values; what JSON has no word for becomes text."""
+    """Plain values; values that JSON does not have become text."""
     return zlib.compress(json.dumps(value, default=str).encode(), _COMPRESSION_LEVEL)
 
 
 def unpack(answer: object) -> object:
-    """What was packed; anything else as it is."""
+    """The packed value; anything else unchanged."""
     return json.loads(zlib.decompress(answer)) if isinstance(answer, bytes) else answer
 
 
@@ -36,7 +35,7 @@ def pack_reports(reports: tuple[CoordinatorReport, ...]) -> bytes:
 
 
 def unpack_reports(answer: object) -> tuple[CoordinatorReport, ...]:
-    """Reports that were packed; none for anything else."""
+    """Packed reports; none for anything else."""
     if not isinstance(answer, bytes):
         return ()
     payload = pickle.loads(zlib.decompress(answer))  # noqa: S301 - from our own ingress, over Ray

@@ -1,4 +1,4 @@
-"""Orders to Serve, and questions, that it has no public call for (private API of Ray 2.60)."""
+"""Calls of Serve that have no public form (private API of Ray 2.60)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL_S = 0.05
 _RUNNING_STATES = frozenset({"RUNNING", "UPDATING", "PENDING_MIGRATION", "RECOVERING"})
 """States of a replica that has been started and not been told to stop."""
 NO_REPLICA_READY = "none of its replicas is ready: it is starting, or could not start"
-"""What Serve means by a deployment that is unavailable."""
+"""The meaning of Serve's "unavailable" deployment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +27,13 @@ class DeploymentState:
 
     name: str
     target: int
-    """How many replicas it is to have."""
     running: int = 0
     starting: int = 0
-    """Asked for and not there yet: those that Serve starts, or is about to."""
+    """Requested and not there yet, including those that Serve is about to start."""
     stopping: int = 0
-    """Told to stop, or about to be, and still finishing what they do."""
+    """Told to stop, or about to be, and still draining."""
     message: str = ""
-    """What Serve complains of; empty when nothing."""
+    """Serve's complaint; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +47,17 @@ class DeploymentReplicas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResults:
-    """What the replicas of a deployment said to one call."""
+    """Answers of the replicas of a deployment to one call."""
 
     values: tuple[object, ...] = ()
     failures: tuple[str, ...] = ()
-    """For each that gave none, why."""
+    """Why each of the others gave none."""
     refs: tuple[object, ...] = ()
-    """Ray's references to large answers, to be held for a moment: see `serving.packing`."""
+    """Ray's references to large answers, to be held for a moment: see `serving.ray.packing`."""
 
 
 def find_controller() -> ActorHandle:
-    """The Serve controller of the cluster that this process is connected to; blocks.
+    """The Serve controller of the connected cluster; blocks.
 
     Raises:
         ValueError: no Serve runs there.
@@ -69,21 +68,11 @@ def find_controller() -> ActorHandle:
     return cast("ActorHandle", ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE))
 
 
-def scale(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None:
-    """Set how many replicas a deployment is to have; takes effect at once, blocks for milliseconds.
+async def scale_async(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None:
+    """Set the desired replicas of a deployment; takes effect at once, within milliseconds.
 
     The app must have been started with `external_scaler_enabled=True`.
     """
-    import ray
-    from ray.serve._private.common import DeploymentID
-
-    target = DeploymentID(name=deployment, app_name=app)
-    call = find_controller().update_deployment_replicas.remote(target, replicas)
-    ray.get(call, timeout=timeout_s)
-
-
-async def scale_async(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None:
-    """As `scale`, for coroutines."""
     from ray.serve._private.common import DeploymentID
 
     target = DeploymentID(name=deployment, app_name=app)
@@ -93,9 +82,9 @@ async def scale_async(app: str, deployment: str, *, replicas: int, timeout_s: fl
 
 
 async def restart_serve_controller(*, timeout_s: float) -> None:
-    """Have Ray start Serve's controller again: it reads what it has to know from Ray's store.
+    """Have Ray restart Serve's controller, which reads its state from Ray's store.
 
-    Nothing that serves waits for it. It is back within seconds; until then nothing can be scaled.
+    Requests do not wait for it. It is back within seconds; until then nothing can be scaled.
     """
     import ray
 
@@ -107,10 +96,7 @@ async def restart_serve_controller(*, timeout_s: float) -> None:
 async def deployment_states(
     app: str, deployments: Iterable[str], *, timeout_s: float
 ) -> Mapping[str, DeploymentState]:
-    """How many replicas of each deployment there are, in which state; by name.
-
-    Those that Serve does not know, as while it deploys them, are left out.
-    """
+    """The replicas of each deployment by state, without those that Serve does not know yet."""
     details_by_name = await _details(app, deployments, timeout_s)
     return {name: deployment_state(details) for name, details in details_by_name.items()}
 
@@ -118,7 +104,7 @@ async def deployment_states(
 async def replicas_by_deployment(
     app: str, deployments: Iterable[str], *, timeout_s: float
 ) -> Mapping[str, DeploymentReplicas]:
-    """Which replicas each deployment has, by its name; those that Serve does not know left out."""
+    """The replica ids of each deployment, without those that Serve does not know yet."""
     details_by_name = await _details(app, deployments, timeout_s)
     return {name: deployment_replicas(details) for name, details in details_by_name.items()}
 
@@ -143,7 +129,7 @@ async def _details(
 
 
 def deployment_replicas(details: DeploymentDetails) -> DeploymentReplicas:
-    """Who is there, and who is to be; those that stop are neither."""
+    """The ready and starting replicas, without those that stop."""
     states = {replica.replica_id: str(replica.state.value) for replica in details.replicas}
     return DeploymentReplicas(
         target=details.target_num_replicas,
@@ -157,10 +143,10 @@ def deployment_replicas(details: DeploymentDetails) -> DeploymentReplicas:
 
 
 def deployment_state(details: DeploymentDetails) -> DeploymentState:
-    """The part of Serve's details that matters here.
+    """A deployment's state from Serve's details.
 
-    Serve acts on a new target within a tenth of a second; what it is about to do counts as begun,
-    so that one who looks in between does not ask for it again.
+    Serve acts on a new target within 0.1 s. Its next steps count as begun, so that no caller orders
+    them twice.
     """
     states = [str(replica.state.value) for replica in details.replicas]
     target = details.target_num_replicas
@@ -181,7 +167,7 @@ def deployment_state(details: DeploymentDetails) -> DeploymentState:
 async def call_all(
     app: str, deployment: str, method: str, *arguments: object, timeout_s: float
 ) -> CallResults:
-    """Call every replica of a deployment; who fails or is late costs nobody else's answer."""
+    """Call every replica of a deployment; a failed or late replica costs no other answer."""
     from ray import serve
 
     try:
@@ -221,8 +207,8 @@ def _failure_reason(error: BaseException, timeout_s: float) -> str:
 def stop_serve(timeout_s: float) -> bool:
     """Ask Serve to stop all replicas and itself; whether it was gone in time.
 
-    Serve's own `shutdown` waits by a call that fails when the controller dies as it should, which
-    Ray reports on the terminal as an error: hence the flag and the polling.
+    Serve's own `shutdown` waits by a call that fails when the controller ends as it should. Ray
+    shows that as an error, so this function polls instead.
     """
     import ray
 

@@ -24,7 +24,7 @@ from baton.runtime.ports import Engine
 from baton.runtime.process.gc_tuning import freeze_startup_heap
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.roles import parse_role
-from baton.serving.http.access_token import TokenFile
+from baton.serving.http.access import TokenFile
 from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
 from baton.serving.ray.grpc_port import bind_grpc_to_node
 from baton.serving.replica import hub_environment

@@ -1,1 +1,1 @@
-"""The loop that keeps pools as large as they should be."""
+"""The scaling loop."""

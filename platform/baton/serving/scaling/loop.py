@@ -1,23 +1,21 @@
-"""The loop that keeps pools as large as they should be: look, decide, act, every few seconds.
+"""The scaling loop: observe, decide, act, every few seconds.
 
-Theory of operation. One task takes turns. A turn asks Serve how many replicas of each pool there
-are and every ingress for its report, feeds both to the observer, lets the autoscaler decide, and
-carries out what it says: exact numbers of replicas for Serve, which chooses whom to stop (a replica
-that is told to stop drains itself), and roles for replicas. Everything that decides is in `control`
-and `policy`; this is its body.
+Theory of operation. A turn asks Serve for the replicas of each pool and every ingress for its
+report, feeds both to the observer, and lets the autoscaler decide. It carries out exact replica
+counts with Serve, which chooses the replicas to stop (they drain themselves), and roles with
+replicas. All decisions are in `control` and `policy`.
 
-What may fail: anything that is asked. Who does not answer is *missing*, and the autoscaler holds
-still while anything is. A call that fails is logged, counted, and made again in the next turn
-unless that turn wants otherwise; since counts are exact, making one twice does no harm. No
-exception ends the task. Nothing is remembered that a new controller could not find again: Serve
-knows the counts, replicas their roles, and an operator's overrides are in a store. The store also
-names the loop that may act: a loop that reads another's name there stops for good, and one that
-takes over from another holds still until it has watched for a whole window (`leader_handover`).
-Whoever reads reports hears of them in a turn whose scaling fails, too.
-
-An operator's word counts at once and without any report. Where nothing is scaled automatically
-(`ScalingPlan.is_automatic`), nothing else is ever done: pools that were overridden go back to the
-size that the configuration starts them with, others are left as they are.
+- An ingress that does not answer is *missing*; the autoscaler pauses while any is.
+- A call that fails is logged, counted, and repeated in the next turn unless that decides otherwise.
+  Counts are exact, so repeating one is harmless. No exception ends the task.
+- A new controller can find everything again: Serve has the counts, replicas their roles, the store
+  the overrides.
+- The store names the loop that may act. A loop that reads another name there stops for good. A loop
+  that takes over pauses for a whole window (`_LeaderHandover`).
+- Listeners get reports also in a turn whose scaling fails.
+- An override counts at once, without any report.
+- Without automatic scaling (`ScalingPlan.is_automatic`), only overridden pools change: they return
+  to their configured initial size.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ from baton.telemetry.metrics.scaling_counters import ScalingCounters
 _LOGGER = logging.getLogger(__name__)
 _RETRY_REMEDY = "it is tried again with every turn; see 'baton status'"
 _TICK_TIMEOUT_S = 20.0
-"""A turn takes less, or something hangs that should not; whoever waits for one waits no longer."""
+"""Longer than any turn, unless a call hangs; also the longest wait for a turn."""
 
 
 class LeadershipLost(Exception):
@@ -81,17 +79,17 @@ class ScalingLoop:
         self._last_states: dict[str, DeploymentState] = {}
         self._last_observation: Observation | None = None
         self._stored_overrides: dict[str, Override] | None = None
-        """Overrides as the store has them; None until they were read."""
+        """Overrides in the store; None until they were read."""
         self._failures: dict[str, str] = {}
-        """Pools for which the last call failed, and why."""
+        """Why the last call failed, by pool."""
         self._unknown_pools: frozenset[str] = frozenset()
-        """Pools on which an operator's word waits until Serve says how many replicas they have."""
+        """Overridden pools whose replicas Serve does not report."""
         self._pause_reason = ""
         self._has_decided = False
         self._handover = _LeaderHandover()
         self._wake = asyncio.Event()
         self._waiters: list[asyncio.Future[str]] = []
-        """Each hears why the turn failed that it waited for; nothing when it did not."""
+        """Each gets why its turn failed; empty if it did not."""
         self._task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ what the controller calls
@@ -99,14 +97,14 @@ class ScalingLoop:
     def start(self) -> None:
         """Begin to take turns. Idempotent."""
         if self._task is None:
-            # A context of its own: Ray would take the calls for part of the request that happens
-            # to be served now, and cancel them with it.
+            # A context of its own: Ray would take the calls for part of the request that happens to
+            # be served now, and cancel them with it.
             self._task = asyncio.create_task(
                 self._run(), name="scaling", context=contextvars.Context()
             )
 
     async def stop(self) -> None:
-        """Stop in the middle of whatever is done. Idempotent."""
+        """Cancel the current turn and take no more. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -114,13 +112,13 @@ class ScalingLoop:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was started and takes no more turns, though nobody stopped it."""
+        """Whether the task has ended without `stop`."""
         return self._task is not None and self._task.done()
 
     def reconfigure(self, plan: ScalingPlan) -> None:
-        """Go by other rules from the next turn on; counts and overrides stay.
+        """Use another plan from the next turn on; counts and overrides stay.
 
-        A policy whose rules have not changed keeps what it has learned.
+        A policy whose rules have not changed keeps its state.
         """
         if plan == self._plan:
             return
@@ -129,10 +127,10 @@ class ScalingLoop:
         self._wake.set()
 
     async def override(self, pool: str, replicas: int, *, for_s: float | None) -> None:
-        """Have exactly so many replicas of a pool; returns when that was carried out.
+        """Override the replicas of a pool; returns when that was carried out.
 
         Raises:
-            ScalingRejected: the pool cannot have so many, or they could not be asked for.
+            ScalingRejected: the pool's bounds do not allow it, or Serve rejected it.
             TimeoutError: the loop did not get to it in time.
         """
         now_s = self._clock.now_s()
@@ -146,10 +144,10 @@ class ScalingLoop:
         await self._await_next_tick(pool)
 
     async def release(self, pool: str) -> None:
-        """Take an override back; returns when what follows from that was carried out.
+        """Remove an override; returns when its consequences were carried out.
 
         Raises:
-            ScalingRejected: there is no such pool, or what follows could not be carried out.
+            ScalingRejected: there is no such pool, or a call failed.
             TimeoutError: the loop did not get to it in time.
         """
         if pool not in self._plan.options.bounds:
@@ -159,7 +157,7 @@ class ScalingLoop:
         await self._await_next_tick(pool)
 
     def overrides(self) -> dict[str, Override]:
-        """Those that hold now, by pool."""
+        """The overrides that hold now, by pool."""
         now_s = self._clock.now_s()
         return {
             pool: override
@@ -169,34 +167,34 @@ class ScalingLoop:
 
     @property
     def plan(self) -> ScalingPlan:
-        """The rules that it goes by."""
+        """The current plan."""
         return self._plan
 
     @property
     def last_observation(self) -> Observation | None:
-        """What the last turn saw; None before the first."""
+        """The observation of the last turn; None before the first."""
         return self._last_observation
 
     @property
     def states(self) -> Mapping[str, DeploymentState]:
-        """Pools as Serve told of them last."""
+        """Pools as Serve last reported them."""
         return dict(self._last_states)
 
     def history(self) -> tuple[AutoscalerTick, ...]:
-        """What was decided lately, oldest first."""
+        """The recent decisions, oldest first."""
         return self._autoscaler.history()
 
     # ------------------------------------------------------------------ turns
 
     async def claim(self) -> None:
-        """Be the one who acts from now on."""
+        """Become the loop that acts."""
         self._handover.begin(had_other_leader=await self._store.claim())
 
     async def run_tick(self) -> None:
-        """Look, decide, act, once.
+        """Observe, decide, act, once.
 
         Raises:
-            Superseded: another loop has begun.
+            LeadershipLost: another loop has begun.
         """
         self.counters.ticks += 1
         if not await self._store.is_owner():
@@ -206,13 +204,13 @@ class ScalingLoop:
         try:
             tick, inputs = await self._decide_and_act(inputs)
         except Exception:
-            await self._notify_listeners(inputs)  # quotas and usage have no part in what failed
+            await self._notify_listeners(inputs)  # quotas and usage do not depend on scaling
             raise
         await self._notify_listeners(inputs)
         self.counters.record_tick(tick)
 
     async def _decide_and_act(self, inputs: TickInputs) -> tuple[AutoscalerTick, TickInputs]:
-        """Decide and act; also what was seen, as it is after an operator's word was kept."""
+        """Decide and act; the inputs are read again after an override was carried out."""
         if await self._apply_overrides(inputs.states):
             inputs = replace(inputs, states=await self._fleet.states())
         tick = self._autoscaler.tick(self._observe(inputs))
@@ -229,7 +227,6 @@ class ScalingLoop:
             )
 
     async def _run(self) -> None:
-        """Take turns until another loop has begun, or this one is cancelled."""
         has_claimed = False
         while True:
             self._wake.clear()
@@ -244,7 +241,7 @@ class ScalingLoop:
             except LeadershipLost:
                 log_event(_LOGGER, logging.WARNING, "scaling_superseded", {})
                 return
-            except Exception as error:  # the supervised boundary: logged, counted, gone on
+            except Exception as error:  # the supervised boundary: logged, counted, continued
                 failure = _error_text(error)
                 self.counters.failed_ticks += 1
                 self.counters.last_failure = f"{type(error).__name__}: {error}"
@@ -257,7 +254,7 @@ class ScalingLoop:
                     await self._wake.wait()
 
     async def _await_next_tick(self, pool: str) -> None:
-        """Wait until a turn has ended that began after this call, and see what became of a pool."""
+        """Wait until a turn has ended that began after this call; raise if its pool failed."""
         tick_done = asyncio.get_running_loop().create_future()
         self._waiters.append(tick_done)
         self._wake.set()
@@ -296,7 +293,7 @@ class ScalingLoop:
         )
 
     def _observe(self, inputs: TickInputs) -> Observation:
-        """What the autoscaler sees; of pools, what was known last where Serve did not answer."""
+        """The observation for the autoscaler; the last known state of unreported pools."""
         self._last_states |= inputs.states
         pools = {
             name: self._plan.pool_state(self._last_states[name])
@@ -318,7 +315,6 @@ class ScalingLoop:
     # ------------------------------------------------------------------ act
 
     async def _restore_overrides(self) -> None:
-        """Take up the overrides that an earlier controller was told of."""
         if self._stored_overrides is not None:
             return
         stored, now_s = await self._store.load(), self._clock.now_s()
@@ -335,10 +331,10 @@ class ScalingLoop:
         self._stored_overrides = stored
 
     async def _apply_overrides(self, states: Mapping[str, DeploymentState]) -> bool:
-        """Carry out what operators have said; whether anything had to be done.
+        """Carry out overrides; whether anything had to be done.
 
-        What an operator has taken back, or what has run out, is left to the autoscaler; where there
-        is none, the pool gets the size that it is configured to start with.
+        An ended override leaves its pool to the autoscaler. Without automatic scaling, the pool
+        returns to its configured initial size.
         """
         overrides = self.overrides()
         stored = dict(self._stored_overrides or {})
@@ -371,13 +367,11 @@ class ScalingLoop:
                 await self._ensure_replicas(state, decision.target_replicas, why)
 
     async def _ensure_replicas(self, state: DeploymentState, desired: int, why: str) -> bool:
-        """Have exactly so many replicas of a pool; whether that had to be said."""
+        """Set a pool's replicas; whether a call was needed and succeeded."""
         if state.target == desired:
             self._failures.pop(state.name, None)
             return False
-        return await self._scale(state.name, state.target, desired, why)
-
-    async def _scale(self, pool: str, previous: int, desired: int, why: str) -> bool:
+        pool, previous = state.name, state.target
         has_scaled = await self._try_call(
             pool, f"scale to {desired}", self._fleet.scale(pool, desired)
         )
@@ -399,7 +393,7 @@ class ScalingLoop:
         if not replica_ids:
             return
         call = self._fleet.set_role(action.pool, replica_ids, action.role)
-        # A flip that failed shows in the next reports: replicas play their old role still.
+        # A flip that failed shows in the next reports: replicas keep their old role.
         if await self._try_call("", f"flip {', '.join(replica_ids)} to {action.role}", call):
             self.counters.record_flip(action.pool, len(replica_ids))
             fields = {
@@ -410,7 +404,7 @@ class ScalingLoop:
             log_event(_LOGGER, logging.INFO, "replicas_flipped", fields)
 
     async def _try_call(self, pool: str, action: str, call: Awaitable[None]) -> bool:
-        """Make one call; whether it succeeded. What failed is said once for each reason."""
+        """Await one call; whether it succeeded. A repeated failure is logged once."""
         try:
             await call
         except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, try again
@@ -432,7 +426,7 @@ class ScalingLoop:
         if tick.paused_reason != self._pause_reason:
             self._pause_reason = tick.paused_reason
             if tick.paused_reason:
-                # The first turns of a loop have nothing to compare with: that is no trouble.
+                # A new loop has no previous reports to compare with: that is no fault.
                 level = logging.WARNING if self._has_decided else logging.INFO
                 log_event(_LOGGER, level, "scaling_held", {"why": tick.paused_reason})
             else:
@@ -444,23 +438,23 @@ def _is_expired(override: Override, now_s: float) -> bool:
 
 
 def _expire(override: Override, now_s: float) -> Override:
-    """An override that was taken back, as a new controller must read it: it holds no more."""
+    """An ended override, as a new controller must read it: expired."""
     return override if _is_expired(override, now_s) else replace(override, until_s=now_s)
 
 
 def _error_text(error: BaseException) -> str:
-    """The last line of what Ray says: before it stands the traceback of another process."""
+    """The last line of Ray's error: before it is the traceback of another process."""
     last_line = str(error).strip().rpartition("\n")[2]
     return f"{type(error).__name__}: {last_line}" if last_line else type(error).__name__
 
 
 class _LeaderHandover:
-    """Makes a loop hold still until it has watched for a whole window.
+    """Pauses a loop until it has observed a whole window.
 
-    Theory of operation. Policies look back: at rates over a window, at what was needed lately, at
-    when a pool was changed last. A loop that begins together with its deployment has missed
-    nothing. One that takes over in the middle has, and would start or stop replicas by what its
-    first two seconds show. Its window begins when everybody was heard for the first time.
+    Theory of operation. Policies look back: at rates over a window, at recent needs, at a pool's
+    last change. A loop that begins together with its deployment has missed nothing. A loop that
+    takes over would scale by its first two seconds. Its window begins when all ingresses have
+    reported for the first time.
     """
 
     def __init__(self) -> None:
@@ -468,15 +462,15 @@ class _LeaderHandover:
         self._window_started_at_s: float | None = None
 
     def begin(self, *, had_other_leader: bool) -> None:
-        """A loop begins to act; it takes over where another one acted before."""
+        """A loop begins to act; `had_other_leader` if another one acted before."""
         self._pending = self._pending or had_other_leader
 
     def unmet_preconditions(
         self, now_s: float, *, window_s: float, all_reported: bool
     ) -> list[str]:
-        """Why it cannot judge yet.
+        """Why it cannot judge yet; empty when it can.
 
-        Empty when it can. `all_reported`: everybody has answered by now.
+        `all_reported`: all ingresses have answered by now.
         """
         if not self._pending:
             return []

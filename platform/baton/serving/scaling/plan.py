@@ -1,4 +1,4 @@
-"""By which rules a deployment is scaled, read from its configuration."""
+"""The scaling rules of a deployment, from its configuration."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from baton.serving.ray.serve_control import DeploymentState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPlan:
-    """What the scaling loop goes by; replaced as a whole, while it runs."""
+    """The rules of the scaling loop; replaced as a whole, while it runs."""
 
     rule: str
-    """A policy that ships, or the user's own as `module:function`."""
+    """A built-in policy, or a custom one as `module:function`."""
     options: AutoscalerOptions
     roles: Mapping[str, Role]
-    """What each pool's replicas start as."""
+    """The initial role of each pool's replicas."""
     models: Mapping[str, str] = field(default_factory=dict)
-    """Each pool's model, where there are several."""
+    """Each pool's model; empty with one model."""
     is_configured: bool = True
-    """Whether the configuration says anything of an autoscaler."""
 
     @property
     def is_automatic(self) -> bool:
-        """Whether anything but an operator's word changes the number of replicas.
+        """Whether the number of replicas changes without an override.
 
-        Under `static`, which holds where nothing is configured, nothing does, not even what would
-        bring a pool back to its first size: an operator may have scaled it by Ray's own means.
+        Under `static`, the default, no pool even returns to its initial size: an operator may have
+        scaled it with Ray's own tools.
         """
         return self.rule != ScalingRule.STATIC
 
@@ -51,7 +50,7 @@ class ScalingPlan:
         return f"{self.rule}, dry run" if self.options.dry_run else self.rule
 
     def pool_state(self, deployment: DeploymentState) -> PoolState:
-        """A pool for the observer, from what Serve says of it."""
+        """A pool for the observer, from Serve's state."""
         bounds = self.options.bounds[deployment.name]
         return PoolState(
             role=self.roles[deployment.name],
@@ -66,7 +65,7 @@ class ScalingPlan:
         """A new policy.
 
         Raises:
-            ConfigInvalid: the user's own cannot be loaded.
+            ConfigInvalid: the custom policy cannot be loaded.
         """
         if self.is_automatic and self.models:
             return PerModelPolicy(lambda: make_scaling_policy(self.rule, self.options))
@@ -76,7 +75,7 @@ class ScalingPlan:
 
 
 def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
-    """What a configuration says of scaling."""
+    """The scaling plan of a configuration."""
     options, has_several_models = autoscaler_options(config), len(config.models) > 1
     return ScalingPlan(
         rule=scaling_policy_name(config),
@@ -90,5 +89,5 @@ def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
 
 
 def observer_options(plan: ScalingPlan) -> ObserverOptions:
-    """Over which time rates are taken: some ticks."""
+    """The observer's options: rates are taken over some ticks."""
     return ObserverOptions.for_interval(plan.options.interval_s)

@@ -1,4 +1,4 @@
-"""What the scaling loop needs of the world; `serve_fleet` has it on Ray Serve."""
+"""Ports of the scaling loop; `controller.serve_fleet` implements them on Ray Serve."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from baton.policy.scaling.actions import FlipReplicas
 from baton.serving.ray.serve_control import DeploymentState
 
 Reports = tuple[tuple[CoordinatorReport, ...], tuple[str, ...]]
-"""Those that came, and for each that did not, why."""
+"""The reports, and why each missing one is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickInputs:
-    """What was seen at the beginning of a turn."""
+    """Inputs of a turn."""
 
     states: Mapping[str, DeploymentState] = field(default_factory=dict)
     reports: tuple[CoordinatorReport, ...] = ()
     missing: tuple[str, ...] = ()
-    """Who gave no answer, and why."""
+    """The missing answers, and why."""
     unresponsive_ingresses: int = 0
     """Ingresses among them; 1 also where none could be asked."""
 
 
 class ScaledFleet(Protocol):
-    """What the loop needs of the deployment. Every call has a deadline of its own."""
+    """The loop's access to the deployment. Every call has a deadline of its own."""
 
     async def states(self) -> Mapping[str, DeploymentState]:
         """Every pool that Serve knows."""
         ...
 
     async def reports(self) -> Reports:
-        """What ingresses report, and for each that does not, why."""
+        """The reports of ingresses, and why each missing one is missing."""
         ...
 
     async def scale(self, pool: str, replicas: int) -> None:
-        """Have exactly so many replicas of a pool."""
+        """Set the desired replicas of a pool."""
         ...
 
     async def set_role(self, pool: str, replica_ids: Sequence[str], role: Role) -> None:
-        """Have these replicas play a role."""
+        """Set the role of these replicas."""
         ...
 
 
 class ControllerStore(Protocol):
-    """What outlives a controller. Every call has a deadline of its own."""
+    """State that outlives a controller. Every call has a deadline of its own."""
 
     async def claim(self) -> bool:
-        """Be the one who acts; whether another was before."""
+        """Become the owner; whether another was before."""
         ...
 
     async def is_owner(self) -> bool:
-        """Whether nobody else has claimed it since."""
+        """Whether no other loop has claimed it since."""
         ...
 
     async def load(self) -> dict[str, Override]:
-        """Overrides by pool, also those that have run out."""
+        """Overrides by pool, including those that expired."""
         ...
 
     async def save(self, overrides: Mapping[str, Override]) -> None:
@@ -69,15 +69,15 @@ class ControllerStore(Protocol):
 
 
 class TickListener(Protocol):
-    """Whoever else wants to hear what ingresses report."""
+    """Gets the reports of ingresses."""
 
     async def on_tick(self, inputs: TickInputs) -> None:
-        """Take in one turn's looks."""
+        """Take one turn's inputs."""
         ...
 
 
 def replicas_to_flip(action: FlipReplicas, reports: Sequence[CoordinatorReport]) -> tuple[str, ...]:
-    """As many replicas of the pool as are to play another role, of those that do not yet."""
+    """Up to `action.replicas` replicas of the pool that do not have the new role yet."""
     roles = {
         replica_id: role
         for report in reports

@@ -1,4 +1,4 @@
-"""Scaling and objectives in plain values, for operators: what stands, what was decided, and why."""
+"""Scaling and objectives in plain values, for operators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RecentClassStats(NamedTuple):
 
 
 def recent_class_stats(observer: Observer) -> Mapping[str, RecentClassStats]:
-    """Every class of which requests have ended, by name; rates of coordinators add up."""
+    """Every class with ended requests, by name; rates of coordinators add up."""
     stats: dict[str, RecentClassStats] = {}
     for before, now, span_s in observer.class_spans():
         if span_s <= 0:
@@ -50,7 +50,7 @@ def recent_class_stats(observer: Observer) -> Mapping[str, RecentClassStats]:
 
 
 def class_rows(slos: Mapping[str, Slo], observer: Observer, now_s: float) -> list[Row]:
-    """Each class: what it is promised, how it fares now, and over the window of its target."""
+    """Each class: objectives, current attainment, and that over the window of its target."""
     recent = recent_class_stats(observer)
     rows: list[Row] = []
     for name, slo in sorted(slos.items()):
@@ -75,7 +75,7 @@ def class_rows(slos: Mapping[str, Slo], observer: Observer, now_s: float) -> lis
 
 
 def pool_rows(observation: Observation | None, states: Mapping[str, DeploymentState]) -> list[Row]:
-    """Each pool: how many replicas it is to have, and what those it has do."""
+    """Each pool: desired replicas, and the states of existing replicas."""
     rows: list[Row] = []
     for name, state in sorted(states.items()):
         row: dict[str, object] = {"pool": name, "desired": state.target}
@@ -98,7 +98,7 @@ def pool_rows(observation: Observation | None, states: Mapping[str, DeploymentSt
 
 
 def demand_row(observation: Observation | None) -> Row | None:
-    """What was asked for over the window, and who waits; None before anything was seen."""
+    """Demand over the window, and the queue; None before the first observation."""
     if observation is None:
         return None
     service, demand = observation.service, observation.demand
@@ -116,7 +116,7 @@ def demand_row(observation: Observation | None) -> Row | None:
 
 
 def override_rows(overrides: Mapping[str, Override], now_s: float) -> list[Row]:
-    """What operators have said."""
+    """The overrides of operators."""
     return [
         {"pool": pool, "replicas": override.replicas, "remaining_s": remaining_s(override, now_s)}
         for pool, override in sorted(overrides.items())
@@ -124,7 +124,7 @@ def override_rows(overrides: Mapping[str, Override], now_s: float) -> list[Row]:
 
 
 def remaining_s(override: Override, now_s: float) -> float | None:
-    """How much longer it holds; None: until it is taken back."""
+    """Seconds until an override expires; None: it stays until it is released."""
     return None if override.until_s is None else round(max(0.0, override.until_s - now_s), 1)
 
 
@@ -172,5 +172,5 @@ def _decision_row(decision: ScalingDecision) -> Row:
 
 
 def _rounded(value: float | None) -> float | None:
-    """JSON has no infinities; None says that there was no number."""
+    """JSON has no infinities; None stands for them."""
     return None if value is None or not math.isfinite(value) else round(value, 6)

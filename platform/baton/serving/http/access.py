@@ -1,4 +1,4 @@
-"""The token that metrics and the console ask for: where it is kept, and who has it."""
+"""Access to servers for operators: the token, and the host names of a loopback server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from baton.domain.names.addresses import is_loopback, parse_host_header, same_host
 from baton.serving.http.side_server import AsgiApp, Receive, Scope, Send
 from baton.telemetry.logs import log_event
 
@@ -17,6 +18,9 @@ _LOGGER = logging.getLogger(__name__)
 _MAX_TOKEN_BYTES = 4096
 _GROUP_OTHER_BITS = 0o077
 _READ_TIMEOUT_S = 5.0
+_CHALLENGE = (b"www-authenticate", b'Basic realm="baton", charset="UTF-8"')
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_WRONG_HOST = b"ask by a name of this machine, as localhost; from elsewhere it takes a token\n"
 
 
 class TokenFile:
@@ -49,7 +53,7 @@ class TokenFile:
 
 
 class TokenAuthMiddleware:
-    """An ASGI app that lets those through to `app` who have the token."""
+    """An ASGI app that passes requests with the token to `app`."""
 
     def __init__(
         self,
@@ -58,9 +62,9 @@ class TokenAuthMiddleware:
         *,
         open_paths: Collection[str] = (),
     ) -> None:
-        """Nobody is asked at `open_paths`, and nobody at all where there is no `read_token`.
+        """`open_paths` need no token, and no path does without `read_token`.
 
-        `read_token` may block, and may raise OSError or ValueError: then nobody is let in.
+        `read_token` may block, and may raise OSError or ValueError, which rejects all requests.
         """
         self._token = read_token
         self._app = app
@@ -78,13 +82,14 @@ class TokenAuthMiddleware:
                 expected = await asyncio.to_thread(read_token)
         except (OSError, ValueError) as error:
             self._log_error(error)
-            await _respond(send, 503, b"the token file cannot be read\n")
+            await _respond(send, 503, b"the token file cannot be read\n", _CHALLENGE)
             return
         self._error_logged = False
         if _has_token(scope["headers"], expected.encode()):
             await self._app(scope, receive, send)
         else:
-            await _respond(send, 401, b"expected the token, as bearer token or as a password\n")
+            text = b"expected the token, as bearer token or as a password\n"
+            await _respond(send, 401, text, _CHALLENGE)
 
     def _log_error(self, error: OSError | ValueError) -> None:
         if not self._error_logged:
@@ -95,7 +100,7 @@ class TokenAuthMiddleware:
 
 
 def _has_token(headers: Iterable[tuple[bytes, bytes]], expected: bytes) -> bool:
-    """Whether one of the credentials is the token; takes as long however much of it is right."""
+    """Whether there is exactly one credential and it is the token; compares in constant time."""
     credentials = [value for name, value in headers if name.lower() == b"authorization"]
     return len(credentials) == 1 and hmac.compare_digest(_credential(credentials[0]), expected)
 
@@ -114,11 +119,42 @@ def _credential(authorization: bytes) -> bytes:
             return b""
 
 
-async def _respond(send: Send, status: int, text: bytes) -> None:
+async def _respond(
+    send: Send, status: int, text: bytes, *extra_headers: tuple[bytes, bytes]
+) -> None:
     headers = [
         (b"content-type", b"text/plain; charset=utf-8"),
         (b"content-length", str(len(text)).encode()),
-        (b"www-authenticate", b'Basic realm="baton", charset="UTF-8"'),
+        *extra_headers,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text})
+
+
+def restrict_hosts(app: AsgiApp, host: str) -> AsgiApp:
+    """The app of a server at `host`; a loopback server answers to this machine's names only.
+
+    A page in a browser on this machine could let a name of its own lead here, and would then read
+    the answers (DNS rebinding). It cannot choose the name in the Host header.
+    """
+    if not is_loopback(host):
+        return app
+    allowed_names = (*_LOOPBACK_NAMES, host)
+
+    def is_allowed(scope: Scope) -> bool:
+        name = _requested_host(scope["headers"])
+        return any(same_host(name, allowed) for allowed in allowed_names)
+
+    async def restricted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_allowed(scope):
+            await app(scope, receive, send)
+        else:
+            await _respond(send, 403, _WRONG_HOST)
+
+    return restricted
+
+
+def _requested_host(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The name in the Host header, without its port; "" unless there is exactly one."""
+    hosts = [value for key, value in headers if key.lower() == b"host"]
+    return parse_host_header(str(hosts[0], "latin-1")) if len(hosts) == 1 else ""

@@ -1,0 +1,60 @@
+"""Prepares this process as a driver of Ray: its environment and its messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from baton.domain.errors import ClusterFailed
+from baton.serving.ray import couplings
+
+_PATCHED_ATTRIBUTE = "_baton_stderr"
+
+
+def reload_environment(*, loopback: bool) -> None:
+    """Have an already imported Ray read its environment again."""
+    from ray._private import ray_constants
+    from ray._raylet import (  # type: ignore[attr-defined]  # they are in the extension
+        AuthenticationTokenLoader,
+        Config,
+    )
+
+    couplings.ENVIRONMENT.install(ray_constants, ENABLE_RAY_CLUSTER=not loopback)
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def check_serve_not_imported() -> None:
+    """Check that Ray Serve has not read another environment before.
+
+    Raises:
+        ClusterFailed: it has.
+    """
+    constants = sys.modules.get("ray.serve._private.constants")
+    haproxy_enabled = os.environ["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    if constants is not None and haproxy_enabled != constants.RAY_SERVE_ENABLE_HA_PROXY:
+        raise ClusterFailed(
+            "ray.serve was imported before its environment was set",
+            "import ray.serve only after LocalCluster.start",
+        )
+
+
+def redirect_ray_messages() -> None:
+    """Have messages of Ray printed on standard error from now on. Idempotent.
+
+    Ray reports dead nodes to every driver, despite `log_to_driver`, and prints on standard output
+    from a thread of its own: into the middle of `baton status -o json`, for example.
+    """
+    from ray._private import worker
+
+    print_message = getattr(worker, "print_to_stdstream", None)
+    if hasattr(print_message, _PATCHED_ATTRIBUTE):
+        return
+
+    def on_stderr(data: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Ray's
+        assert print_message is not None, "it is there where the row fits"
+        print_message({**data, "is_err": True}, *args, **kwargs)
+
+    setattr(on_stderr, _PATCHED_ATTRIBUTE, True)
+    couplings.MESSAGES.install(worker, print_to_stdstream=on_stderr)
