@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
 from baton.perf.hardware.accelerators import Accelerator
-from baton.planner.bottleneck import find_bottleneck
 from baton.planner.explore import cost, rank_candidates
+from baton.planner.plan import find_bottleneck
 from baton.planner.problem import AcceleratorOffer
 from baton.planner.rates.closed_form import MeanRequest
 from baton.planner.rates.measure import RateSearchResult

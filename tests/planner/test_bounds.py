@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from baton.planner.plan import unreachable_objectives
 from baton.planner.problem import SloClass
 from baton.planner.result import UnreachableObjective
 from baton.planner.shapes.space import Duty
-from baton.planner.unreachable import unreachable_objectives
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.planner.shapes import question, shapes, with_classes

@@ -11,9 +11,9 @@ from baton.control.state.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
 from baton.engine.sim import expected_tokens
-from baton.simulator.fleet.context import ReportingOptions
 from baton.simulator.fleet.fleet import VirtualFleet
 from baton.simulator.fleet.plans import limits_for, throttled_reporting
+from baton.simulator.fleet.replica import ReportingOptions
 from benchmarks._arrivals import open_loop, poisson_times
 from tests.chaos.case import Outcome
 from tests.chaos.cases.virtual import FleetRun, fail_everything, freeze

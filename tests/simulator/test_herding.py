@@ -18,8 +18,8 @@ from baton.domain.fleet import Role
 from baton.domain.request import Request
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
-from baton.simulator.fleet.context import ReportingOptions
 from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
+from baton.simulator.fleet.replica import ReportingOptions
 from benchmarks._arrivals import open_loop, poisson_times
 from tests.simulator.fleets import JOINED_S, coordinator, fleet, requests
 

@@ -76,16 +76,6 @@ def test_a_flow_that_is_taken_out_leaves_its_share_to_the_others() -> None:
     assert run(net) == pytest.approx({"stays": 1.5})
 
 
-def test_the_flows_of_an_engine_are_those_in_and_out() -> None:
-    net = network("a", "b", "c")
-    net.begin("in", source_id="a", target_id="b", moved_bytes=1, now_s=0.0)
-    net.begin("out", source_id="b", target_id="c", moved_bytes=1, now_s=0.0)
-    net.begin("other", source_id="a", target_id="c", moved_bytes=1, now_s=0.0)
-    assert set(net.flows_of_engine("b")) == {"in", "out"}
-    run(net)
-    assert (net.flows_of_engine("b"), len(net)) == ((), 0)
-
-
 def test_a_flow_without_bytes_is_done_at_once() -> None:
     net = network("a", "b")
     net.begin("f", source_id="a", target_id="b", moved_bytes=0, now_s=3.0)

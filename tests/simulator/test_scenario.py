@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Role
 from baton.policy.placement.port import Disaggregate
 from baton.policy.prefix_cache.index import IndexOptions
-from baton.simulator.fleet.context import ReportingOptions
+from baton.simulator.fleet.replica import ReportingOptions
 from baton.simulator.scenario import (
     Kill,
     Scenario,

@@ -114,9 +114,9 @@ class PoolAgainstSlowTwin(RuleBasedStateMachine):
     def blocks_are_conserved_and_equal_the_twins(self) -> None:
         pool, twin = self.pool, self.twin.blocks
         pool.check_integrity([blocks for _, blocks, _ in self.held])
-        assert pool.empty_blocks + pool.idle_blocks + pool.used_blocks == TOTAL
+        assert len(pool._empty) + len(pool._idle) + pool.used_blocks == TOTAL
         assert pool.used_blocks == sum(1 for block in twin if block.owners)
-        assert pool.idle_blocks == sum(1 for b in twin if not b.owners and b.block_hash)
+        assert len(pool._idle) == sum(1 for b in twin if not b.owners and b.block_hash)
 
     @invariant()
     def a_cached_blocks_predecessors_are_cached(self) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from baton.simulator.v1.blocks import V1BlockPool
+from baton.simulator.v1.memory import V1BlockPool
 from tests.simulator.v1_cores import CacheMirror
 
 CHAINS = [[10, 11, 12, 13, 14], [10, 11, 22, 23, 24], [10, 31, 32, 33, 34], [41, 42, 43, 44, 45]]

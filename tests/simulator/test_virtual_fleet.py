@@ -14,8 +14,8 @@ from baton.domain.request import Phase, Request
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings, expected_tokens
 from baton.policy.placement.port import Disaggregate
-from baton.simulator.fleet.context import ReportingOptions
 from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
+from baton.simulator.fleet.replica import ReportingOptions
 from benchmarks._arrivals import closed_loop, open_loop, poisson_times
 from tests.control.world import check_record
 from tests.simulator.fleets import ENGINE, JOINED_S, ReceivedTokens, coordinator, fleet, requests

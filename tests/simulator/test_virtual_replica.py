@@ -19,9 +19,8 @@ from baton.domain.fleet import LossReason
 from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
-from baton.simulator.fleet.context import FleetContext, ReportingOptions
 from baton.simulator.fleet.engines import create_engine, link_settings
-from baton.simulator.fleet.replica import Session, VirtualReplica
+from baton.simulator.fleet.replica import FleetContext, ReportingOptions, Session, VirtualReplica
 from baton.simulator.network.timeline import Timeline
 from baton.simulator.network.transfers import Transfers
 from tests.simulator.cores import local_leg

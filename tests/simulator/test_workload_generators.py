@@ -15,10 +15,14 @@ from hypothesis import strategies as st
 from baton.domain.hashed_prompt import HashedPrompt
 from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.arrivals import RateStep
-from baton.simulator.workloads.generators import ToolAgents, TrafficPhase, phased_traffic
-from baton.simulator.workloads.lengths import Lengths, Lognormal, fixed, sampled_from
+from baton.simulator.workloads.generators import (
+    Conversations,
+    ToolAgents,
+    TrafficPhase,
+    phased_traffic,
+)
+from baton.simulator.workloads.lengths import Lognormal, fixed
 from baton.simulator.workloads.presets import WORKLOADS, synthetic
-from baton.simulator.workloads.sessions import Conversations
 from baton.simulator.workloads.trace import TraceRequest, to_request
 
 SHORT = Lognormal(40, 0.5)
@@ -78,13 +82,6 @@ def test_lengths_are_at_least_one_and_never_above_their_limit(
     mean: float, cv: float, most: int, seed: int
 ) -> None:
     assert 1 <= Lognormal(mean, cv, most).draw(random.Random(seed)) <= most
-
-
-def test_given_lengths_are_drawn_as_they_are_and_there_must_be_some() -> None:
-    rng, both = random.Random(2), [Lengths(1, 10), Lengths(2, 20)]
-    assert {sampled_from(both)(rng) for _ in range(50)} == set(both)
-    with pytest.raises(ValueError, match="no lengths"):
-        sampled_from([])
 
 
 @settings(max_examples=30)

@@ -1,4 +1,4 @@
-"""Which fleets are simulated as a whole, and what becomes of the estimates that chose them."""
+"""Choice and simulation of whole fleets, and corrections by their results."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from baton.planner.simulation_runner import SimulationRunner
 from baton.planner.verify import FleetTask, measure_fleet
 
 _CORRECTION_ROUNDS = 3
-"""For a rate: how often counts are corrected by what a simulated fleet carried."""
+"""For a given rate: how often replica counts are corrected by simulated rates."""
 STAGE = "fleets"
 _INITIAL_RATE_FRACTION = 0.85
-"""Of the estimate, where a search begins: a fleet that is asked too much takes longest to run."""
+"""Of the estimated rate, where a search begins: overloaded fleets take longest to simulate."""
 
 
 class Explorer:
-    """Proposes fleets by what replicas carry alone, and has them simulated."""
+    """Proposes fleets by the rates of single replicas, and simulates them."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Explorer:
         self.runs = 0
 
     def pairs(self, kind: FleetKind) -> list[tuple[EngineShape, ...]]:
-        """The shapes of the pools of one kind of fleet."""
+        """Shapes of the pools of one kind of fleet."""
         if kind is FleetKind.COLOCATED:
             return [(instance,) for instance in self._instances_by_duty[Duty.BOTH]]
         return list(
@@ -68,7 +68,7 @@ class Explorer:
         )
 
     def explore(self, runner: SimulationRunner) -> list[Candidate]:
-        """The fleets that were simulated, of every kind that is possible."""
+        """The simulated fleets, of every possible kind."""
         if self.question.rate_per_s is None:
             return self._simulate(
                 runner,
@@ -83,7 +83,6 @@ class Explorer:
     # -------------------------------------------------------------- proposals
 
     def _largest_fleets(self, kind: FleetKind) -> list[PlannedFleet]:
-        """What should carry most, of all ways to spend what there is."""
         if self.question.gpus is None and not self.stock.limit_by_accelerator:
             return []
         fleets = largest_fleets(kind, self.pairs(kind), self.stock)
@@ -95,7 +94,7 @@ class Explorer:
     def cheapest_fleet(
         self, kind: FleetKind, rate_per_s: float, *, stock: GpuBudget | None = None
     ) -> PlannedFleet | None:
-        """The cheapest that should carry a rate; None when what there is is too little."""
+        """The cheapest fleet whose estimate reaches a rate; None if the budget is too small."""
         fleets = smallest_fleets(
             kind,
             self.pairs(kind),
@@ -109,7 +108,7 @@ class Explorer:
         )
 
     def _search_for_rate(self, runner: SimulationRunner, rate_per_s: float) -> list[Candidate]:
-        """The cheapest fleet of each kind, its size corrected by what it was seen to carry."""
+        """The cheapest fleet of each kind, its size corrected by simulated rates."""
         candidates: dict[str, Candidate] = {}
         target_rates = dict.fromkeys(FleetKind, rate_per_s)
         for _ in range(_CORRECTION_ROUNDS):
@@ -158,7 +157,7 @@ class Explorer:
         )
 
     def task(self, simulated_fleet: PlannedFleet) -> FleetTask:
-        """How a fleet, or a part of one, is simulated."""
+        """The simulation task of a fleet, or of a part of one."""
         question = self.question
         return FleetTask(
             fleet=simulated_fleet,
@@ -172,7 +171,7 @@ class Explorer:
         )
 
     def _simulated_part(self, fleet: PlannedFleet) -> PlannedFleet:
-        """The largest part whose runs are not too long to be run, or else the smallest there is."""
+        """The largest part whose run needs at most `max_requests`, else the smallest part."""
         effort = self.question.effort
         parts = [
             representative_part(fleet, most) for most in range(effort.max_simulated_replicas, 0, -1)
@@ -192,15 +191,12 @@ class Explorer:
 
 
 def has_all_prices(question: PlanningProblem) -> bool:
-    """Whether fleets are compared by what they cost: every offer has a price, and none is free."""
+    """Whether fleets are compared by price: every offer has one, above 0."""
     return all(offer.price for offer in question.offers)
 
 
 def cost(fleet: PlannedFleet, question: PlanningProblem) -> float:
-    """What a fleet is compared by: dollars an hour, or accelerators where a price is missing.
-
-    All fleets of a question by the same: 4 accelerators without a price are not $4 an hour.
-    """
+    """Dollars per hour, or accelerators if a price is missing, for all fleets alike."""
     price = fleet.price_per_hour if has_all_prices(question) else None
     return float(fleet.gpus) if price is None else price
 
@@ -213,10 +209,10 @@ def _fleet_name(fleet: PlannedFleet) -> str:
 def rank_candidates(
     candidates: Sequence[Candidate], question: PlanningProblem
 ) -> tuple[Candidate | None, list[Candidate]]:
-    """The one to take, and all in order.
+    """The best candidate, and all in order.
 
-    For a rate: the cheapest that carries it, or else what carries most. Of those that are as good
-    within what is known of their rates, the simplest.
+    For a rate: the cheapest that sustains it, else the highest rate. Among rates that are equal
+    within `precision`, the simplest fleet is first.
     """
     feasible = [candidate for candidate in candidates if candidate.rate_per_s > 0]
     infeasible = [candidate for candidate in candidates if not candidate.rate_per_s]

@@ -1,16 +1,20 @@
-"""Finds the fleet that carries a traffic within objectives at the least cost.
+"""Finds the cheapest fleet that serves a workload within its objectives.
 
-Theory of operation, from cheap to dear: shapes that do not fit into memory are left out; objectives
-that the fastest shape misses with nothing else to do end the search with what is physical about
-it; closed-form rates leave the shapes that are worth simulating; each of those is simulated alone,
-for its duty, at rates found by bisection; fleets of all three kinds are put together from what
-their replicas carry alone; and the most promising of each kind are simulated whole, or in a part
-that has their proportions, with the coordinator and the placement policy that would run them. Only
-the last step's rates are answered. Every run draws its requests from the same trace with the same
-seed.
+Theory of operation, from cheap to expensive:
 
-Source: the placement search of DistServe (OSDI'24) section 4, with hybrid and colocated fleets
-beside the disaggregated ones.
+- Reject shapes that do not fit into memory.
+- Stop if the fastest shape, idle, misses an objective.
+- Choose shapes by closed-form rates.
+- Simulate each of them alone, for its duty, at rates found by bisection.
+- Build fleets of all three kinds from the rates of single replicas.
+- Simulate the best fleets of each kind, whole or as a proportional part, with the coordinator and
+  placement policy that would run them.
+
+Only the last step's rates are in the answer. All runs draw their requests from the same trace with
+the same seed.
+
+Source: the placement search of DistServe (OSDI'24) section 4, extended by hybrid and colocated
+fleets.
 """
 
 from __future__ import annotations
@@ -19,21 +23,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from baton.domain.errors import InsufficientMemory
-from baton.planner.bottleneck import find_bottleneck
+from baton.perf.hardware.accelerators import DTYPE_BYTES
 from baton.planner.explore import Explorer, cost, first_by_kind, has_all_prices, rank_candidates
-from baton.planner.problem import PlanningProblem
-from baton.planner.rates.closed_form import MeanRequest
+from baton.planner.problem import PlanningProblem, SloClass, class_of
+from baton.planner.rates.closed_form import MeanRequest, decode_s, prefill_s
 from baton.planner.rates.measure import InstanceTask, measure_instance
 from baton.planner.rates.shortlist import shortlist_shapes
-from baton.planner.result import Candidate, Plan, Tradeoff
+from baton.planner.rates.trials import Trial
+from baton.planner.result import (
+    Bottleneck,
+    Candidate,
+    Constraint,
+    Plan,
+    Tradeoff,
+    UnreachableObjective,
+)
 from baton.planner.sensitivity import analyze_sensitivity
-from baton.planner.shapes.fleets import FleetKind, GpuBudget
-from baton.planner.shapes.space import Duty, ShapeCatalogue, build_engine_shape, enumerate_shapes
+from baton.planner.shapes.fleets import FleetKind, GpuBudget, PlannedPool
+from baton.planner.shapes.space import (
+    Duty,
+    EngineShape,
+    ShapeCatalogue,
+    build_engine_shape,
+    enumerate_shapes,
+)
 from baton.planner.simulation_runner import ParallelMap, Progress, SimulationRunner
 from baton.planner.tradeoffs import closed_form_tradeoffs, pareto_front, simulated_tradeoffs
-from baton.planner.unreachable import mean_mix, unreachable_objectives
+from baton.simulator.outcome import quantile
+from baton.simulator.workloads.statistics import reused_tokens
+from baton.simulator.workloads.trace import Trace, TraceRequest
 
 STAGE = "shapes"
+_BUSY_FRACTION = 0.6
+"""Utilization from which a pool counts as busy: bursts leave little more."""
+_FULL_FRACTION = 0.85
 
 
 def plan(
@@ -46,9 +69,9 @@ def plan(
     """The answer to a question.
 
     Args:
-        question: what is to be served, how well, and on what.
-        parallel_map: how simulations are run: a pool of processes' `map` runs several at a time.
-        on_progress: told how far the search is.
+        question: workload, objectives and accelerators.
+        parallel_map: runs simulations; a process pool's `map` runs several at a time.
+        on_progress: receives the progress of the search.
         catalogue: shapes to choose from, instead of the question's space on the roofline.
 
     Raises:
@@ -57,7 +80,7 @@ def plan(
     catalogue = catalogue or enumerate_shapes(question)
     if not any(catalogue.shapes_by_duty.values()):
         _raise_misfit(question)
-    mix = mean_mix(question.traffic)
+    mix = _mean_mix(question.traffic)
     prefills = (*catalogue.shapes_by_duty[Duty.PREFILL], *catalogue.shapes_by_duty[Duty.BOTH])
     decodes = (*catalogue.shapes_by_duty[Duty.DECODE], *catalogue.shapes_by_duty[Duty.BOTH])
     bounds = unreachable_objectives(question, prefills, decodes)
@@ -121,7 +144,7 @@ def _tradeoffs(
 
 
 def _required_gpus(explorer: Explorer, best: Candidate) -> int | None:
-    """GPUs for the rate, if there were any number: as much more as the best is short of it."""
+    """GPUs for the rate without a budget, by the best fleet's ratio of estimate and simulation."""
     rate = explorer.question.rate_per_s
     assert rate is not None, "without a rate, anything is enough"
     scaled_rate = rate * best.estimate_per_s / best.rate_per_s
@@ -131,10 +154,10 @@ def _required_gpus(explorer: Explorer, best: Candidate) -> int | None:
 
 
 def _raise_misfit(question: PlanningProblem) -> None:
-    """Say which term of the largest shape overflows.
+    """Raise the memory error of the largest shape.
 
     Raises:
-        InsufficientMemory: always, or what else keeps every shape from being one.
+        InsufficientMemory: always, unless the shape is invalid in another way.
     """
     widest = max(question.space.tensor_parallel_sizes)
     for tp in sorted(question.space.tensor_parallel_sizes, reverse=True):
@@ -196,7 +219,7 @@ def _verdict(best: Candidate | None, ranked: Sequence[Candidate], question: Plan
 
 
 def _missing_prices_note(best: Candidate | None, question: PlanningProblem) -> str:
-    """That dollars are not compared although some prices are known; nothing where they are."""
+    """A note that some prices are missing, so that fleets are compared by GPUs; else empty."""
     unpriced = [offer.accelerator.name for offer in question.offers if not offer.price]
     if best is None or len(unpriced) in {0, len(question.offers)}:
         return ""
@@ -243,4 +266,196 @@ def _describe_infeasible(ranked: Sequence[Candidate]) -> str:
         f" {closest.rate_per_s:.3g} requests/s; {closest.late_first_token_fraction:.1%} have a"
         " late first token,"
         f" {closest.slow_stream_fraction:.1%} a slow stream"
+    )
+
+
+def find_bottleneck(candidate: Candidate, mix: MeanRequest) -> Bottleneck:
+    """The bottleneck of a candidate, at the lowest rate that it did not sustain."""
+    failed_trial = candidate.search_result.lowest_failed_trial
+    if failed_trial is None:
+        return Bottleneck(constraint=Constraint.NONE, reason="no rate that was tried was too high")
+    if capacity_limit := _capacity_bottleneck(candidate, failed_trial, mix):
+        return capacity_limit
+    if failed_trial.late_first_token_fraction >= failed_trial.slow_stream_fraction:
+        return _first_token_bottleneck(candidate, failed_trial, mix)
+    evidence = (
+        f"at {failed_trial.rate_per_s * candidate.scale_factor:.3g} requests/s"
+        f" {failed_trial.slow_stream_fraction:.0%}"
+    )
+    if candidate.fleet.kind is FleetKind.DISAGGREGATED:
+        return Bottleneck(
+            constraint=Constraint.DECODE_BANDWIDTH,
+            reason=f"{evidence} of streams are too slow: steps of that many streams read too much",
+        )
+    return Bottleneck(
+        constraint=Constraint.SHARED_STEPS,
+        reason=f"{evidence} of streams are too slow: steps compute prompts beside them",
+    )
+
+
+def _first_token_bottleneck(
+    candidate: Candidate, failed_trial: Trial, mix: MeanRequest
+) -> Bottleneck:
+    # A hybrid's decode replicas compute prompts, too.
+    is_hybrid = candidate.fleet.kind is FleetKind.HYBRID
+    pools = candidate.simulated_fleet.pools if is_hybrid else candidate.simulated_fleet.pools[:1]
+    prompt_s = _prompt_s(pools[0], mix, failed_trial.cached_fraction)
+    engines = sum(pool.replicas * pool.engine_shape.settings.pipeline_stages for pool in pools)
+    utilization = failed_trial.rate_per_s * prompt_s / engines
+    evidence = (
+        f"at {failed_trial.rate_per_s * candidate.scale_factor:.3g} requests/s"
+        f" {failed_trial.late_first_token_fraction:.0%} of first"
+        f" tokens are late"
+    )
+    if network := _network_bottleneck(candidate, failed_trial, mix):
+        return Bottleneck(constraint=Constraint.NETWORK, reason=f"{evidence}: {network}")
+    replicas_text = "all" if is_hybrid else f"the {pools[0].role}"
+    share = f"computing prompts alone takes {utilization:.0%} of {replicas_text} replicas' time"
+    if utilization >= _BUSY_FRACTION or candidate.fleet.kind is not FleetKind.DISAGGREGATED:
+        return Bottleneck(constraint=Constraint.PREFILL_COMPUTE, reason=f"{evidence}: {share}")
+    return Bottleneck(constraint=Constraint.BURSTS, reason=f"{evidence}, although {share}")
+
+
+def _prompt_s(pool: PlannedPool, mix: MeanRequest, cached_fraction: float) -> float:
+    settings = pool.engine_shape.settings
+    return prefill_s(
+        settings.timing,
+        max(1, round(mix.prompt_tokens)),
+        cached_tokens=round(mix.prompt_tokens * cached_fraction),
+        budget_tokens=settings.max_batched_tokens,
+    )
+
+
+def _network_bottleneck(candidate: Candidate, failed_trial: Trial, mix: MeanRequest) -> str | None:
+    """Evidence that the prefill pool's network is full; None if it is not."""
+    if candidate.fleet.kind is FleetKind.COLOCATED:
+        return None
+    pool = candidate.simulated_fleet.pools[0]
+    settings = pool.engine_shape.settings
+    token_bytes = settings.kv_block_bytes / settings.block_size_tokens
+    utilization = (
+        failed_trial.rate_per_s
+        * mix.prompt_tokens
+        * token_bytes
+        / (pool.replicas * settings.transfer_bytes_per_s)
+    )
+    if utilization < _FULL_FRACTION:
+        return None
+    return f"handing KV blocks over takes {utilization:.0%} of the prefill pool's network"
+
+
+def _capacity_bottleneck(
+    candidate: Candidate, failed_trial: Trial, mix: MeanRequest
+) -> Bottleneck | None:
+    """Evidence that the decoding pool has no room for more streams; None if it has."""
+    pool = candidate.simulated_fleet.pools[-1]
+    settings = pool.engine_shape.settings
+    streams = failed_trial.rate_per_s * mix.output_tokens * failed_trial.tpot.p50_s / pool.replicas
+    tokens = settings.kv_blocks * settings.block_size_tokens
+    kv_used_fraction = min(streams, settings.max_running_requests) * mix.context_tokens / tokens
+    if kv_used_fraction >= _FULL_FRACTION:
+        return Bottleneck(
+            constraint=Constraint.KV_MEMORY,
+            reason=f"{streams:.0f} streams on each {pool.role} replica fill"
+            f" {min(kv_used_fraction, 1):.0%} of"
+            " its KV cache",
+        )
+    if streams >= _FULL_FRACTION * settings.max_running_requests:
+        return Bottleneck(
+            constraint=Constraint.BATCH_LIMIT,
+            reason=f"{streams:.0f} streams on each {pool.role} replica, of at most"
+            f" {settings.max_running_requests} (--max-num-seqs)",
+        )
+    return None
+
+
+def _mean_mix(trace: Trace) -> MeanRequest:
+    """The mean request of a trace; shared prompt tokens count as cached."""
+    return _mean_request(list(zip(trace.requests, reused_tokens(trace), strict=True)))
+
+
+def _mean_request(requests: Sequence[tuple[TraceRequest, int]]) -> MeanRequest:
+    count = len(requests)
+    return MeanRequest(
+        prompt_tokens=sum(request.prompt_tokens for request, _ in requests) / count,
+        output_tokens=max(1.0, sum(request.output_tokens for request, _ in requests) / count),
+        cached_tokens=sum(cached for _, cached in requests) / count,
+    )
+
+
+def unreachable_objectives(
+    question: PlanningProblem, prefills: Sequence[EngineShape], decodes: Sequence[EngineShape]
+) -> tuple[UnreachableObjective, ...]:
+    """The objectives that even the fastest shape misses when idle.
+
+    Each class is compared with its own requests; a class without requests has no bound.
+    """
+    traffic = question.traffic
+    requests = list(zip(traffic.requests, reused_tokens(traffic), strict=True))
+    bounds: list[UnreachableObjective | None] = []
+    for class_ in question.classes:
+        class_requests = [
+            pair for pair in requests if class_of(pair[0], question.classes) is class_
+        ]
+        if not class_requests:
+            continue
+        computed_tokens = [
+            max(1, request.prompt_tokens - cached) for request, cached in class_requests
+        ]
+        bounds += [
+            _ttft_bound(
+                question, class_, round(quantile(computed_tokens, class_.attainment)), prefills
+            ),
+            _tpot_bound(question, class_, _mean_request(class_requests), decodes),
+        ]
+    return tuple(bound for bound in bounds if bound is not None)
+
+
+def _ttft_bound(
+    question: PlanningProblem, slo_class: SloClass, tokens: int, shapes: Sequence[EngineShape]
+) -> UnreachableObjective | None:
+    """By the prompt length at the attainment quantile."""
+    limit_s = slo_class.objectives.ttft_s
+    if limit_s is None or not shapes:
+        return None
+    prefill_s_by_shape = {
+        shape.key: prefill_s(shape.settings.timing, tokens, budget_tokens=shape.chunk_tokens)
+        for shape in shapes
+    }
+    best = min(shapes, key=lambda shape: prefill_s_by_shape[shape.key])
+    if prefill_s_by_shape[best.key] <= limit_s:
+        return None
+    operations = 2.0 * question.model.active_parameters * tokens
+    flops_per_s = best.tp * best.accelerator.flops_of(question.weights_dtype)
+    return UnreachableObjective(
+        objective="time to first token",
+        limit_s=limit_s,
+        physical_s=operations / flops_per_s,
+        modelled_s=prefill_s_by_shape[best.key],
+        shape=best.label,
+        operation=f"computing a prompt of {tokens} tokens (a share of {slo_class.attainment:g}"
+        " has fewer)",
+    )
+
+
+def _tpot_bound(
+    question: PlanningProblem, slo_class: SloClass, mix: MeanRequest, shapes: Sequence[EngineShape]
+) -> UnreachableObjective | None:
+    limit_s = slo_class.objectives.tpot_s
+    if limit_s is None or not shapes:
+        return None
+    step_s_by_shape = {
+        shape.key: decode_s(shape.settings.timing, 1, mix.context_tokens) for shape in shapes
+    }
+    best = min(shapes, key=lambda shape: step_s_by_shape[shape.key])
+    if step_s_by_shape[best.key] <= limit_s:
+        return None
+    read_bytes = question.model.touched_parameters(1) * DTYPE_BYTES[question.weights_dtype]
+    return UnreachableObjective(
+        objective="time per token",
+        limit_s=limit_s,
+        physical_s=read_bytes / (best.tp * best.accelerator.memory_bytes_per_s),
+        modelled_s=step_s_by_shape[best.key],
+        shape=best.label,
+        operation="reading the weights once for a step of a single stream",
     )

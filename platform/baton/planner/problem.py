@@ -1,4 +1,4 @@
-"""What a planner is asked: which model, on what, for which traffic, held to which objectives."""
+"""The planner's question: model, accelerators, traffic and objectives."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 DEFAULT_OBJECTIVES = Objectives(ttft_s=30.0, tpot_s=1.0)
-"""What stands for an objective that is not given: without any, a queue could grow for ever. 30 s is
-how long a coordinator waits for a first token before it gives a replica up."""
+"""For objectives that are not given: without any, a queue could grow forever. 30 s is a
+coordinator's default first token timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorOffer:
-    """An accelerator that can be had."""
+    """An available accelerator."""
 
     accelerator: Accelerator
     price_per_hour: float | None = None
-    """Of one; None takes what its data sheet says, if that says anything."""
+    """Of one; None for the data sheet's price, if any."""
     available: int | None = None
     """How many there are; None for no limit of its own."""
 
     @property
     def price(self) -> float | None:
-        """What one costs per hour, in US dollars; None when nobody knows."""
+        """Dollars per hour of one; None if unknown."""
         if self.price_per_hour is not None:
             return self.price_per_hour
         return self.accelerator.price_per_hour
@@ -35,11 +35,11 @@ class AcceleratorOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloClass:
-    """What some of the requests are held to."""
+    """Objectives of some of the requests."""
 
     objectives: Objectives
     attainment: float = 0.9
-    """The share of them that must meet all objectives together."""
+    """The fraction of them that must meet all objectives together."""
     name: str | None = None
     """The `slo_class` of those requests; None for all that no other class names."""
 
@@ -54,21 +54,18 @@ class SloClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchEffort:
-    """How much is simulated: more takes longer and errs less."""
+    """Extent of the simulations: more takes longer and errs less."""
 
     max_requests: int = 800
-    """The most of one simulated run."""
     min_requests: int = 400
     precision: float = 0.05
-    """Rates are found within this fraction."""
+    """Tolerance of rates, as a fraction."""
     simulated_fleets: int = 1
-    """Fleets of each kind that are simulated as a whole; of hybrids one more, whose estimates are
-    the roughest."""
+    """Whole fleets simulated of each kind; hybrids, with the roughest estimates, get one more."""
     shapes_per_duty: int = 2
-    """Splits for each duty that get as far as being measured."""
     max_simulated_replicas: int = 4
-    """Larger fleets are simulated as a part of them with (nearly) the same proportions, where there
-    is one of so many replicas."""
+    """Larger fleets are simulated as a part with about the same proportions, if there is one of
+    this size."""
     sensitivity: bool = True
 
 
@@ -84,36 +81,34 @@ QUICK_SEARCH = SearchEffort(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:
-    """Which shapes of an engine are looked at."""
+    """Engine shapes to consider."""
 
     tensor_parallel_sizes: tuple[int, ...] = (1, 2, 4, 8)
     pipeline_parallel_sizes: tuple[int, ...] = (1,)
-    """Where nothing fits with these, more stages are tried."""
+    """If no shape fits with these, more stages are tried."""
     mixed_chunk_tokens: tuple[int, ...] = (512, 2048, 8192)
-    """Token budgets of a step, of engines that do both."""
     prefill_chunk_tokens: int = 8192
     decode_chunk_tokens: int = 2048
-    """Of a decode replica: what a prompt may take of a step, where it is prefilled there."""
+    """Token budget of a decode replica, which limits the prompts that it prefills."""
     max_running_requests: int = 512
-    """As many as vLLM captures CUDA graphs for."""
+    """vLLM captures CUDA graphs up to this size."""
     block_size_tokens: int = 16
     gpu_memory_utilization: float = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningProblem:
-    """One question; with a rate and a number of GPUs, the fewest that carry the rate are sought."""
+    """One question; with a rate and a number of GPUs, it asks for the fewest GPUs for the rate."""
 
     model: ModelShape
     offers: tuple[AcceleratorOffer, ...]
     traffic: Trace
-    """Arrivals, lengths and what prompts share; it is thinned or laid over itself for other
-    rates."""
+    """Arrivals, lengths and shared prompts; thinned or superposed for other rates."""
     classes: tuple[SloClass, ...]
     rate_per_s: float | None = None
-    """To be carried; None: as much as the GPUs can."""
+    """Required rate; None for the highest rate on the GPUs."""
     gpus: int | None = None
-    """To be had in all; None: as many as the rate needs."""
+    """Available in all; None for as many as the rate needs."""
     weights_dtype: Dtype = Dtype.BF16
     kv_dtype: Dtype = Dtype.BF16
     space: SearchSpace = SearchSpace()
@@ -142,7 +137,7 @@ class PlanningProblem:
 
     @property
     def objectives(self) -> Objectives:
-        """The strictest of all classes, each term on its own: what placement aims at."""
+        """The strictest objectives of all classes, each by itself: those of placement."""
         class_objectives = [class_.objectives for class_ in self.classes]
         return Objectives(
             ttft_s=_strictest([class_objective.ttft_s for class_objective in class_objectives]),
@@ -156,7 +151,7 @@ def _strictest(limits: Sequence[float | None]) -> float | None:
 
 
 def class_of(request: TraceRequest, classes: Sequence[SloClass]) -> SloClass:
-    """The class of a request: the one it names, else the one without a name, else the first."""
+    """The class that a request names, else the class without a name, else the first."""
     matching = [class_ for class_ in classes if class_.name == request.slo_class]
     return next(
         iter([*matching, *(class_ for class_ in classes if class_.name is None)]), classes[0]

@@ -1,4 +1,4 @@
-"""What a planner answers: the fleet to take, why, what else there was, and how sure that is."""
+"""The planner's answer: the best fleet, the reasons, the alternatives and the sensitivity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MILLION = 1e6
 
 
 class Constraint(StrEnum):
-    """What keeps a fleet from carrying more."""
+    """Kinds of bottlenecks."""
 
     PREFILL_COMPUTE = "prefill compute"
     DECODE_BANDWIDTH = "decode bandwidth"
@@ -31,7 +31,7 @@ class Constraint(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """What keeps a fleet from carrying more, in figures."""
+    """The bottleneck of a fleet, with evidence."""
 
     constraint: Constraint
     reason: str
@@ -43,22 +43,21 @@ class Candidate:
 
     fleet: PlannedFleet
     simulated_fleet: PlannedFleet
-    """What was simulated: the fleet, or a part of it with its proportions."""
+    """The fleet, or a part with its proportions."""
     scale_factor: float
-    """How many times what the cell carries the fleet should carry."""
+    """Estimated rate of the fleet over that of the simulated part."""
     estimate_per_s: float
-    """By what its replicas carry alone."""
+    """By the rates of single replicas."""
     search_result: RateSearchResult
-    """The cell."""
 
     @property
     def rate_per_s(self) -> float:
-        """Requests per second that the whole fleet carries within the objectives."""
+        """Requests per second of the whole fleet within the objectives."""
         return self.search_result.rate_per_s * self.scale_factor
 
     @property
     def best_trial(self) -> Trial | None:
-        """The cell at that rate; None when no rate was low enough."""
+        """The simulated part at that rate; None if every rate was too high."""
         return self.search_result.best_trial
 
     @property
@@ -67,13 +66,13 @@ class Candidate:
         return self.search_result.rate_per_s / self.simulated_fleet.gpus
 
     def tokens_per_s_per_gpu(self, trial: Trial) -> float:
-        """Output tokens per second of one accelerator, of all pools together, in one trial."""
+        """Output tokens per second of one accelerator, over all pools, in one trial."""
         return trial.tokens_per_s / self.simulated_fleet.gpus
 
     def cost_per_million_tokens(self, rate_per_s: float | None = None) -> float | None:
-        """US dollars for a million output tokens while it carries that, or all it can.
+        """Dollars for a million output tokens at this rate, or at the fleet's maximum.
 
-        None without prices, or when it carries nothing.
+        None without prices or without a rate.
         """
         price, trial = self.fleet.price_per_hour, self.best_trial
         if price is None or trial is None or not trial.output_tokens:
@@ -84,27 +83,27 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tradeoff:
-    """What users get against what accelerators give."""
+    """Interactivity for users against throughput of accelerators."""
 
     kind: FleetKind
     label: str
     tokens_per_s_per_gpu: float
     tokens_per_s_per_user: float
     simulated: bool
-    """Else by the closed form, which knows no queues."""
+    """Otherwise in closed form, without queues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """What becomes of the answer when the question was a little wrong."""
+    """The effect of a change to the question."""
 
     parameter: str
     change: float
     """As a factor: 1.2 for a fifth more."""
     rate_per_s: float | None = None
-    """That the same fleet then carries."""
+    """Rate of the same fleet after the change."""
     attainment: float | None = None
-    """What it then attains, where the rate itself changes."""
+    """Attainment of the same fleet, if the rate changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,23 +112,21 @@ class UnreachableObjective:
 
     objective: str
     limit_s: float
-    """The objective."""
     physical_s: float
-    """What the accelerators' data sheets allow at the very best."""
+    """Lower bound by the accelerators' data sheets."""
     modelled_s: float
-    """What an engine on the best shape is predicted to take, alone."""
+    """Predicted time of an idle engine with the best shape."""
     shape: str
     operation: str
-    """What takes that long."""
 
     @property
     def is_physical(self) -> bool:
-        """Whether not even the data sheets allow it."""
+        """Whether even the data sheets exclude the objective."""
         return self.physical_s > self.limit_s
 
     @property
     def factor(self) -> float:
-        """How far it is: how many times the objective the best is."""
+        """The best time as a multiple of the objective."""
         return (self.physical_s if self.is_physical else self.modelled_s) / self.limit_s
 
     def __str__(self) -> str:
@@ -155,25 +152,22 @@ class Plan:
     question: PlanningProblem
     mix: MeanRequest
     best: Candidate | None
-    """None when no fleet meets the objectives at any rate."""
+    """None if no fleet meets the objectives at any rate."""
     meets_rate: bool
-    """Whether the best carries the rate that was asked for, if one was."""
     verdict: str
     """Whether to disaggregate, with the evidence, in one sentence."""
     candidates: tuple[Candidate, ...] = ()
-    """All that were simulated as fleets, the best first."""
     bottleneck: Bottleneck | None = None
     gpus_needed: int | None = None
-    """For the rate, where what there is does not carry it; by extrapolation."""
+    """For the rate, if the budget does not suffice; extrapolated."""
     tradeoffs: tuple[Tradeoff, ...] = ()
-    """Those that none other beats in both, and the simulated ones."""
+    """The Pareto front, and the simulated trade-offs."""
     sensitivity: tuple[Sensitivity, ...] = ()
     unreachable_objectives: tuple[UnreachableObjective, ...] = ()
     rejected_shapes: tuple[RejectedShape, ...] = ()
     runs: int = 0
-    """Simulations that were run."""
 
     @property
     def gpus(self) -> int | None:
-        """What the best takes."""
+        """GPUs of the best fleet."""
         return None if self.best is None else self.best.fleet.gpus

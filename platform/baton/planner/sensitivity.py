@@ -1,4 +1,4 @@
-"""What becomes of a plan when its question was a fifth off."""
+"""Sensitivity of a plan to changes of its question by a fifth."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ CHANGES = (0.8, 1.2)
 STAGE = "sensitivity"
 _BASELINE = "as asked"
 _MAX_RATE_FACTOR = 3.0
-"""Times what a fleet carries: at a rate beyond that nothing is simulated, since nothing is met."""
+"""Times a fleet's rate: higher rates are not simulated, since attainment would be 0."""
 _PARAMETERS = ("prompt length", "output length", "objectives")
 
 
 def analyze_sensitivity(
     candidate: Candidate, explorer: Explorer, tasks: list[InstanceTask], runner: SimulationRunner
 ) -> tuple[Sensitivity, ...]:
-    """What the candidate would carry, and attain, if rate, lengths or objectives were others.
+    """Rates and attainment of the candidate with another rate, other lengths or other objectives.
 
-    Lengths and objectives: each shape is measured alone again, and the fleet's rate changes as its
-    estimate does. The rate: the fleet is simulated at it.
+    For lengths and objectives, each shape is simulated alone again, and the fleet's rate changes in
+    proportion to its estimate. For the rate, the fleet is simulated.
     """
     tasks_by_key = {rate_key(task.duty, task.engine_shape): task for task in tasks}
     fleet_keys = [
@@ -73,7 +73,7 @@ def _fleet_keys(fleet: PlannedFleet) -> Iterator[RateKey]:
 def _changed_task(
     task: InstanceTask, parameter: str, change: float, rate_per_s: float
 ) -> InstanceTask:
-    # finer than when shapes were chosen: here rates a fifth apart are compared
+    # Finer than for the choice of shapes: these rates differ by about a fifth.
     effort = replace(task.effort, precision=task.effort.precision / 2)
     task = replace(task, effort=effort, guess_per_s=rate_per_s)
     match parameter:
@@ -117,5 +117,5 @@ def _rate_sensitivity(
 
 
 def run_at_guess(task: FleetTask) -> Trial:
-    """The fleet at the rate that its task begins with."""
+    """Simulate the fleet at its task's initial rate."""
     return run_fleet(task, task.guess_per_s)

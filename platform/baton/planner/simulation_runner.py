@@ -1,4 +1,4 @@
-"""How a planner has its simulations run: by whoever called it, in this process or in others."""
+"""Runs the planner's simulations by the caller's `map`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class ParallelMap(Protocol):
-    """Applies a function to all arguments, in order: `map`, or a pool of processes' own."""
+    """Applies a function to all arguments, in order: `map`, or a process pool's."""
 
     def __call__(
         self, function: Callable[[Argument], Result], arguments: Iterable[Argument], /
@@ -20,7 +20,7 @@ class ParallelMap(Protocol):
 
 
 class Progress(NamedTuple):
-    """How far a plan is."""
+    """Progress of a plan."""
 
     stage: str
     done: int
@@ -28,7 +28,7 @@ class Progress(NamedTuple):
 
 
 class SimulationRunner:
-    """Runs simulations and says how far they are."""
+    """Runs simulations and reports progress."""
 
     def __init__(
         self, parallel_map: ParallelMap, on_progress: Callable[[Progress], None] | None

@@ -1,4 +1,4 @@
-"""What users get against what accelerators give: the front of all shapes, in closed form."""
+"""Interactivity against throughput: the Pareto front of all shapes, in closed form."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from baton.planner.shapes.fleets import FleetKind
 from baton.planner.shapes.space import Duty, EngineShape
 
 _MAX_TPOT_S = 0.2
-"""Per token: five a second, as fast as people read aloud."""
+"""Five tokens a second, as fast as people read aloud."""
 _STEPS = 10
 
 
 def pareto_front(trades: Iterable[Tradeoff]) -> tuple[Tradeoff, ...]:
-    """Those that none other beats in one and equals in the other, the fastest for users first."""
+    """The trade-offs that no other dominates, the fastest for users first."""
     frontier: list[Tradeoff] = []
     ranked = sorted(
         trades, key=lambda trade: (-trade.tokens_per_s_per_user, -trade.tokens_per_s_per_gpu)
@@ -35,9 +35,9 @@ def pareto_front(trades: Iterable[Tradeoff]) -> tuple[Tradeoff, ...]:
 def closed_form_tradeoffs(
     fitting: Mapping[Duty, Sequence[EngineShape]], mix: MeanRequest
 ) -> Iterator[Tradeoff]:
-    """What every shape gives at several speeds for users, without queues.
+    """Throughput of every shape at several speeds for users, without queues.
 
-    A disaggregated trade takes as much of a prefill shape as its decode shape needs.
+    A disaggregated trade-off includes the prefill accelerators that its decode shape needs.
     """
     decode_instances = fitting[Duty.DECODE]
     if not decode_instances:
@@ -78,7 +78,7 @@ def closed_form_tradeoffs(
 def _tradeoff(
     kind: FleetKind, engine_shape: EngineShape, mix: MeanRequest, tpot_s: float, gpu_s: float | None
 ) -> Iterator[Tradeoff]:
-    """`gpu_s` is how many accelerator-seconds one request takes; None when it cannot be served."""
+    """`gpu_s` is the accelerator-seconds of one request; None if it cannot be served."""
     if gpu_s is not None:
         yield Tradeoff(
             kind=kind,
@@ -90,7 +90,7 @@ def _tradeoff(
 
 
 def simulated_tradeoffs(candidates: Iterable[Candidate]) -> Iterator[Tradeoff]:
-    """What the simulated fleets gave, at every rate that they carried."""
+    """Trade-offs of the simulated fleets, at every rate that they sustained."""
     for candidate in candidates:
         for trial in candidate.search_result.trials:
             if trial.holds and trial.tpot.p50_s > 0:

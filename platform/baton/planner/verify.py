@@ -1,4 +1,4 @@
-"""What a whole fleet carries: simulated with the coordinator and the policy that would run it."""
+"""The rate of a whole fleet, simulated with its coordinator and placement policy."""
 
 from __future__ import annotations
 
@@ -26,28 +26,24 @@ DISAGGREGATE = {
     FleetKind.DISAGGREGATED: Disaggregate.ALWAYS,
     FleetKind.HYBRID: Disaggregate.AUTO,
 }
-"""How placement is told what kind of fleet it serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetTask:
-    """A fleet to be tried; goes to another process and back."""
+    """Simulation of a fleet; picklable."""
 
     fleet: PlannedFleet
-    """All of it, or the part of it that stands for it."""
     traffic: TrafficSampler
     classes: tuple[SloClass, ...]
     placement_objectives: Objectives
-    """Of placement."""
     effort: SearchEffort
     guess_per_s: float
     residence_s: float
-    """About how long a request is there."""
     seed: int = 0
 
 
 def measure_fleet(task: FleetTask) -> RateSearchResult:
-    """The highest rate that the fleet carries."""
+    """The highest rate that the fleet sustains."""
     return search_rate(
         lambda rate_per_s: run_fleet(task, rate_per_s),
         task.guess_per_s,
@@ -56,15 +52,15 @@ def measure_fleet(task: FleetTask) -> RateSearchResult:
 
 
 def run_fleet(task: FleetTask, rate_per_s: float) -> Trial:
-    """The fleet at one rate."""
+    """Simulate the fleet at one rate."""
     requests = requests_per_run(rate_per_s * task.residence_s, _scaled_effort(task))
     return run_shortened(lambda count: _simulate_fleet(task, rate_per_s, count), requests)
 
 
 def _scaled_effort(task: FleetTask) -> SearchEffort:
-    """As many requests for each replica where more are simulated than usual.
+    """More requests for fleets of more than `max_simulated_replicas` replicas.
 
-    A run that is over before a replica has had a few prompts shows no queue at any rate.
+    A run in which replicas get only a few prompts shows no queue at any rate.
     """
     effort = task.effort
     factor = max(1.0, task.fleet.replicas / effort.max_simulated_replicas)
@@ -81,7 +77,7 @@ def _simulate_fleet(task: FleetTask, rate_per_s: float, requests: int) -> Trial:
 
 
 def scenario_of(task: FleetTask) -> Scenario:
-    """The fleet as the simulator takes it."""
+    """The fleet as a scenario of the simulator."""
     options = PredictedOptions(
         disaggregate=DISAGGREGATE[task.fleet.kind],
         ttft_slo_s=task.placement_objectives.ttft_s,
@@ -103,7 +99,7 @@ def scenario_of(task: FleetTask) -> Scenario:
 
 
 def _end_s(task: FleetTask, last_arrival_s: float) -> float:
-    """When whoever has not finished has missed its objectives in any case."""
+    """When every unfinished request has missed its objectives."""
     ttft_s = max(
         _limit_or_default(class_.objectives.ttft_s, DEFAULT_OBJECTIVES.ttft_s)
         for class_ in task.classes

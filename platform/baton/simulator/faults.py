@@ -1,4 +1,4 @@
-"""What is done to a simulated fleet from outside while it serves: starts, stops, deaths, flips."""
+"""Scheduled events of a simulated fleet: starts, stops, crashes, freezes, changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.domain.fleet import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Replicas are asked for; they serve when their weights are loaded."""
+    """Start replicas; they serve when their weights are loaded."""
 
     at_s: float
     pool: str
@@ -18,9 +18,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Replicas of a pool take no new work and leave when they have ended theirs.
+    """Drain replicas of a pool: the newest first, and starting replicas before those.
 
-    The newest first; those that still start are called off before. Where there are fewer, all go.
+    All of them where there are fewer.
     """
 
     at_s: float
@@ -30,7 +30,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReplica:
-    """One replica takes no new work and leaves when it has ended what it has."""
+    """Drain one replica; it leaves when its legs have ended."""
 
     at_s: float
     replica_id: str
@@ -38,7 +38,7 @@ class StopReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A replica dies, with all that runs there."""
+    """Crash a replica with all its legs."""
 
     at_s: float
     replica_id: str
@@ -46,7 +46,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
-    """A replica's process is stopped, and goes on later."""
+    """Stop a replica's process for a time."""
 
     at_s: float
     replica_id: str
@@ -55,7 +55,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRole:
-    """A replica is meant for something else from now on; what runs there runs on."""
+    """Change a replica's role; its legs run on."""
 
     at_s: float
     replica_id: str
@@ -64,7 +64,7 @@ class SetRole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetBandwidth:
-    """A replica's network interfaces carry so much from now on, in and out each."""
+    """Set the bandwidth of a replica's network interfaces, in and out each."""
 
     at_s: float
     replica_id: str
@@ -72,4 +72,4 @@ class SetBandwidth:
 
 
 ScheduledEvent = Start | Stop | StopReplica | Kill | Freeze | SetRole | SetBandwidth
-"""Whatever is to happen to a replica that does not live at that time does not happen."""
+"""An event for a replica that does not live at `at_s` has no effect."""

@@ -1,4 +1,4 @@
-"""What became of requests, and how well that was: latencies, attainment, goodput."""
+"""Outcomes of requests and their summaries: latencies, attainment, goodput."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Outcome(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    """That were delivered."""
+    """Delivered tokens."""
     ttft_s: float
-    """Infinite when no token came."""
+    """Infinite without a token."""
     tpot_s: float
-    """(last token - first token) / (output tokens - 1); 0 with fewer than two.
-    Source: vLLM's benchmark_serving, SCIENCE of the field; not GuideLLM's."""
+    """(last token - first token) / (output tokens - 1); 0 with fewer than two. Source: vLLM's
+    benchmark_serving; GuideLLM defines it differently."""
     e2e_s: float
     ok: bool
     """Whether it finished."""
@@ -30,21 +30,21 @@ class Outcome(NamedTuple):
     """The longest time between two of its tokens."""
     tenant: str = DEFAULT_TENANT
     slo_class: str = DEFAULT_CLASS
-    """In which it was served."""
+    """The class in which it was served."""
     slo_met: bool = True
-    """Whether it got what that class is promised, as the coordinator judged."""
+    """Whether it met the objectives of that class, as the coordinator judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objectives:
-    """What a request must meet; None for what does not matter."""
+    """Objectives of a request; None for no objective."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
 
     def are_met(self, outcome: Outcome) -> bool:
-        """Whether all are met, together."""
+        """Whether the request finished and met all of them."""
         limits = (
             (self.ttft_s, outcome.ttft_s),
             (self.tpot_s, outcome.tpot_s),
@@ -54,7 +54,7 @@ class Objectives:
 
 
 def attainment(outcomes: Sequence[Outcome], objectives: Objectives) -> float:
-    """The share of requests that met all objectives; 1 when there are none."""
+    """The fraction of requests that met all objectives; 1 without requests."""
     if not outcomes:
         return 1.0
     return sum(objectives.are_met(outcome) for outcome in outcomes) / len(outcomes)

@@ -1,24 +1,36 @@
-"""A fleet serves a trace: the whole brain in virtual time.
+"""A fleet serves a trace in virtual time, with all of the control plane.
 
 Theory of operation: times are those of the trace; replicas join a second before it begins. Requests
-are made when they arrive, one at a time, and what became of them is kept as one outcome each, so a
-million of them need little memory. Everything is deterministic by the scenario's seed. What is done
-to replicas from outside is known beforehand, and no engine's jump goes beyond it.
+are made when they arrive and kept as one outcome each, so a million of them need little memory. All
+is deterministic by the scenario's seed. Scheduled events are known beforehand, and no engine's
+stretch of steps passes one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from baton.control.autoscaling.observer import Observer, ObserverOptions
 from baton.control.coordinator import Coordinator
-from baton.domain.commands import RequestRecord
-from baton.domain.request import Request
+from baton.control.queue.cold_start_forecast import forecast_cold_starts
+from baton.domain.commands import Delivery, RequestRecord
+from baton.domain.demand import ColdStart
+from baton.domain.events import ColdStartReported
+from baton.domain.handoff import HandoffMode
+from baton.domain.request import Phase, Request
+from baton.policy.admission.slo_classes import DEFAULT_CLASS
 from baton.policy.prefix_cache.index import IndexMode, IndexOptions
-from baton.policy.scaling.actions import AutoscalerTick
-from baton.simulator.clients.clients import Clients
+from baton.policy.scaling.actions import (
+    AutoscalerTick,
+    FlipReplicas,
+    ScalingAction,
+    StartReplicas,
+    StopReplicas,
+)
+from baton.policy.scaling.observation import Observation
 from baton.simulator.faults import (
     Freeze,
     Kill,
@@ -30,6 +42,7 @@ from baton.simulator.faults import (
     StopReplica,
 )
 from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
+from baton.simulator.fleet.ingress import VirtualIngress
 from baton.simulator.fleet.membership import Membership
 from baton.simulator.fleet.plans import (
     UNBOUNDED_LIMITS,
@@ -40,13 +53,13 @@ from baton.simulator.fleet.plans import (
     timing_priors,
 )
 from baton.simulator.fleet.samples import PoolSample, Sample, Sampler
-from baton.simulator.fleet.scaling import ScalingLoop
 from baton.simulator.fleet.scaling_log import (
     EMPTY_SCALING_REPORT,
     Scaler,
     ScalingRecorder,
     ScalingReport,
 )
+from baton.simulator.network.timeline import Timeline
 from baton.simulator.outcome import Outcome
 from baton.simulator.workloads.trace import Trace
 
@@ -68,36 +81,34 @@ __all__ = [
     "simulate",
     "throttled_reporting",
 ]
-
 _JOIN_LEAD_S = 1.0
-"""Replicas join so long before the trace begins."""
+"""Replicas join this long before the trace begins."""
 _PROGRESS_PARTS = 200
 _MAX_REPORT_GAP_S = 4.0
-"""Less than half of what an observer takes for stale (`ObserverOptions.stale_s`)."""
+"""Less than half of `ObserverOptions.stale_s`, after which an observer ignores a replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """What became of a trace."""
+    """Results of a trace."""
 
     outcomes: tuple[Outcome, ...]
     """In order of arrival."""
     timeline: tuple[Sample, ...]
     replica_seconds: Mapping[str, float]
-    """By pool: from being asked for to being gone, or to the end."""
+    """By pool: from the request for a replica until it leaves, or to the end."""
     handoffs: int
-    """Requests whose last route took their blocks from one replica to another."""
+    """Requests with a handoff in their last route."""
     resumes: int
-    """Times that a request was placed again because a leg of it had failed."""
+    """Times that a request was placed again after a leg had failed."""
     route_reasons: Mapping[str, int]
-    """How many requests were last routed for which reason."""
+    """Number of requests by the reason of their last route."""
     ended_at_s: float
     event_count: int
-    """Things that happened in virtual time: what the simulation's own time goes by."""
+    """Events in virtual time; the simulation's run time is proportional to it."""
     scaling: ScalingReport = EMPTY_SCALING_REPORT
-    """What an autoscaler did, and what the fleet cost."""
     ticks: tuple[AutoscalerTick, ...] = ()
-    """Those of an autoscaler that changed something, or held."""
+    """The autoscaler's ticks with actions, and paused ticks."""
 
 
 def simulate(
@@ -108,10 +119,10 @@ def simulate(
     until_s: float | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> SimulationResult:
-    """Let a fleet serve a trace until every request has ended, or until a time of the trace.
+    """Serve a trace until every request has ended, or until a time of the trace.
 
-    Requests that have not ended by then are among the outcomes, as not served; those that have not
-    arrived are not. `on_progress` hears the fraction of the requests that have ended.
+    Outcomes include requests that have not ended by then, as not served, but not requests that have
+    not arrived. `on_progress` gets the fraction of requests that have ended.
     """
     simulation = Simulation(scenario, trace)
     simulation.run(
@@ -123,7 +134,7 @@ def simulate(
 
 
 class Simulation:
-    """One run; `simulate` is the short way to it."""
+    """One run; `simulate` runs it."""
 
     def __init__(self, scenario: Scenario, trace: Trace) -> None:
         self._scenario = scenario
@@ -136,7 +147,7 @@ class Simulation:
             replicas, scenario.coordinators, prompts_shared=prompts_shared
         )
         self._limits = limits_for(reporting, scenario.limits)
-        if scenario.autoscaler is not None:  # which holds still where it has not heard for long
+        if scenario.autoscaler is not None:  # stale data would pause it
             reporting = replace(
                 reporting, max_report_gap_s=min(reporting.max_report_gap_s, _MAX_REPORT_GAP_S)
             )
@@ -149,8 +160,8 @@ class Simulation:
             options, start_s=self._start_at_s - _JOIN_LEAD_S, keep_records=False
         )
         self._membership = Membership(self.fleet, scenario.pools, model=scenario.model)
-        self._clients = Clients(self.fleet.timeline)
-        self._scaling: ScalingLoop | None = None
+        self._clients = _Clients(self.fleet.timeline)
+        self._scaling: _ScalingLoop | None = None
         self._total = len(trace)
         self._on_progress: Callable[[float], None] | None = None
         self._next_progress = 0
@@ -169,7 +180,7 @@ class Simulation:
         until_s: float = float("inf"),
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Let it happen."""
+        """Serve the requests."""
         fleet, scenario = self.fleet, self._scenario
         self._on_progress = on_progress
         priors = timing_priors(scenario)
@@ -197,7 +208,7 @@ class Simulation:
         self._sampler.take_sample()
 
     def result(self) -> SimulationResult:
-        """What became of it."""
+        """The results so far."""
         now_s, membership = self.fleet.timeline.now_s, self._membership
         scaling, replica_seconds = self._scaling, membership.replica_seconds()
         scaling_report = (ScalingRecorder() if scaling is None else scaling.recorder).report(
@@ -220,8 +231,8 @@ class Simulation:
             event_count=self.fleet.timeline.event_count,
         )
 
-    def _build_scaling_loop(self, scaler: Scaler) -> ScalingLoop:
-        return ScalingLoop(
+    def _build_scaling_loop(self, scaler: Scaler) -> _ScalingLoop:
+        return _ScalingLoop(
             scaler,
             self._membership,
             self.fleet.timeline,
@@ -235,7 +246,6 @@ class Simulation:
 
     # ------------------------------------------------------------------ requests
     def _schedule_next_arrival(self, requests: Iterator[Request]) -> None:
-        """Wait for the next arrival."""
         request = next(requests, None)
         if request is not None:
             self.fleet.timeline.call_at(
@@ -255,9 +265,9 @@ class Simulation:
             self._next_progress = ended + max(1, self._total // _PROGRESS_PARTS)
             self._on_progress(ended / self._total)
 
-    # ------------------------------------------------------------------ what happens to replicas
+    # ------------------------------------------------------------------ scheduled events
     def _schedule_events(self, events: list[ScheduledEvent]) -> None:
-        """Wait for the first of what is yet to happen."""
+        """Schedule the first event, which schedules the rest."""
         if not events:
             self.fleet.expect_event(float("inf"))
             return
@@ -291,3 +301,174 @@ class Simulation:
                 fleet.change_bandwidth(event.replica_id, event.bytes_per_s)
             case _:
                 assert_never(event)
+
+
+class _ScalingLoop:
+    """Ticks an autoscaler until the simulation ends.
+
+    Theory of operation: every `interval_s` the reports of all coordinators go to an `Observer`, as
+    in the live controller; the autoscaler ticks, and its actions are applied at once. No report is
+    lost and no start fails; starts take their cold start.
+    """
+
+    def __init__(
+        self,
+        scaler: Scaler,
+        membership: Membership,
+        timeline: Timeline,
+        *,
+        ingresses: Sequence[VirtualIngress],
+        observer: Observer,
+        interval_s: float,
+    ) -> None:
+        self._scaler = scaler
+        self._membership = membership
+        self._timeline = timeline
+        self._ingresses = ingresses
+        self._cold_start = ColdStart()
+        self._observer = observer
+        self._interval_s = interval_s
+        self.recorder = ScalingRecorder()
+        self.ticks: list[AutoscalerTick] = []
+        """Ticks with actions, and paused ticks."""
+
+    def begin(self) -> None:
+        """Tick after one interval, and then periodically."""
+        self._timeline.call_later(self._interval_s, self._tick)
+
+    def _tick(self) -> None:
+        observation = self._observe(self._timeline.now_s)
+        tick = self._scaler.tick(observation)
+        self.recorder.record_tick(tick)
+        if tick.actions or tick.paused_reason:
+            self.ticks.append(tick)
+        for action in tick.actions:
+            self._apply(action)
+        self._publish_cold_start(observation)
+        self._timeline.call_later(self._interval_s, self._tick)
+
+    def _observe(self, now_s: float) -> Observation:
+        reports = [
+            ingress.coordinator.report(f"coordinator-{number}", now_s)
+            for number, ingress in enumerate(self._ingresses)
+        ]
+        return self._observer.observe(reports, self._membership.pool_states(), now_s)
+
+    def _publish_cold_start(self, observation: Observation) -> None:
+        """Report the expected cold start to coordinators when it changes."""
+        (start,) = forecast_cold_starts(observation, startable=observation.pools).values()
+        if start != self._cold_start:
+            self._cold_start = start
+            for ingress in self._ingresses:
+                ingress.on_event(ColdStartReported(cold_start=start))
+
+    def _apply(self, action: ScalingAction) -> None:
+        match action:
+            case StartReplicas():
+                self._membership.start(action.pool, action.replicas)
+            case StopReplicas():
+                self._membership.stop(action.pool, action.replicas)
+            case FlipReplicas():
+                self._membership.flip(action.pool, action.replicas, action.role)
+            case _:
+                assert_never(action)
+
+
+class _Client:
+    __slots__ = (
+        "arrived_at_s",
+        "first_token_at_s",
+        "index",
+        "last_token_at_s",
+        "max_itl_s",
+        "output_tokens",
+        "prompt_tokens",
+        "slo_class",
+        "tenant",
+    )
+
+    def __init__(self, number: int, request: Request) -> None:
+        self.index = number
+        self.arrived_at_s = request.arrived_at_s
+        self.prompt_tokens = len(request.prompt_token_ids)
+        self.slo_class = request.slo_class or DEFAULT_CLASS
+        self.tenant = request.tenant
+        self.output_tokens = 0
+        self.first_token_at_s = self.last_token_at_s = float("inf")
+        self.max_itl_s = 0.0
+
+    def on_tokens(self, tokens: int, now_s: float) -> None:
+        """Count tokens; several at once are a stretch's, which came at even intervals."""
+        if not self.output_tokens:
+            self.first_token_at_s = now_s
+        elif (gap_s := (now_s - self.last_token_at_s) / tokens) > self.max_itl_s:
+            self.max_itl_s = gap_s
+        self.last_token_at_s = now_s
+        self.output_tokens += tokens
+
+    def outcome(self, ended_at_s: float, record: RequestRecord | None) -> Outcome:
+        later_tokens = self.output_tokens - 1
+        return Outcome(
+            arrived_at_s=self.arrived_at_s,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=0 if record is None else record.cached_tokens or 0,
+            output_tokens=self.output_tokens,
+            ttft_s=self.first_token_at_s - self.arrived_at_s,
+            tpot_s=(self.last_token_at_s - self.first_token_at_s) / later_tokens
+            if later_tokens > 0
+            else 0.0,
+            e2e_s=ended_at_s - self.arrived_at_s,
+            ok=record is not None and record.outcome is Phase.FINISHED,
+            max_itl_s=self.max_itl_s,
+            tenant=self.tenant,
+            slo_class=self.slo_class if record is None else record.slo.name,
+            slo_met=record is not None and record.slo_result.is_good,
+        )
+
+
+class _Clients:
+    """All clients; for ended requests only the outcomes are kept."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._active: dict[str, _Client] = {}
+        self._outcomes: list[Outcome | None] = []
+        self.ended = 0
+        self.handoffs = 0
+        self.resumes = 0
+        self.route_reasons: Counter[str] = Counter()
+        """Reason of each request's last route; its phase if it has no route."""
+
+    @property
+    def arrived(self) -> int:
+        """Number of requests sent."""
+        return len(self._outcomes)
+
+    def on_request_sent(self, request: Request) -> None:
+        """A client sends a request now."""
+        self._active[request.request_id] = _Client(len(self._outcomes), request)
+        self._outcomes.append(None)
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        """Tokens reach a client."""
+        if tokens := len(delivery.token_ids):
+            self._active[delivery.request_id].on_tokens(tokens, self._timeline.now_s)
+
+    def on_record(self, record: RequestRecord) -> None:
+        """A request has ended, with any outcome."""
+        client = self._active.pop(record.request_id)
+        self._outcomes[client.index] = client.outcome(record.ended_at_s, record)
+        self.ended += 1
+        self.resumes += record.resumes
+        if record.routes:
+            route = record.routes[-1]
+            self.handoffs += route.mode is not HandoffMode.LOCAL
+            self.route_reasons[str(route.reason)] += 1
+        else:
+            self.route_reasons[str(record.outcome)] += 1
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Of all sent requests, in that order; unfinished requests count as not served."""
+        for client in self._active.values():
+            self._outcomes[client.index] = client.outcome(self._timeline.now_s, None)
+        return tuple(outcome for outcome in self._outcomes if outcome is not None)

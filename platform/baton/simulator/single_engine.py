@@ -1,7 +1,7 @@
-"""One counted engine alone, without a coordinator: open loop, or a number of clients.
+"""One counted engine alone, without a coordinator: open loop, or closed loop with clients.
 
-What an engine does by itself is what measurements of engines show and what papers simulate; a fleet
-is in `baton.simulator.scenario`.
+Measurements of engines and simulations in papers are of this kind; `baton.simulator.scenario`
+simulates fleets.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from baton.simulator.workloads.trace import TraceRequest, encode_output_tokens
 
 
 class ServedPhases(StrEnum):
-    """Which phases of its requests an engine runs."""
+    """Phases that the engine runs."""
 
     BOTH = "both"
     PREFILL = "prefill"
-    """Requests end with their first token, and their blocks are free at once."""
+    """Requests end with their first token and free their blocks at once."""
     DECODE = "decode"
-    """The prompt's KV is there on arrival: nothing is prefilled but the last token."""
+    """The prompt's KV is present on arrival: only the last token is prefilled."""
 
 
 def simulate_engine(
@@ -40,13 +40,13 @@ def simulate_engine(
     think_s: float = 0.0,
     phases: ServedPhases = ServedPhases.BOTH,
 ) -> list[Outcome]:
-    """What becomes of the requests, in their order.
+    """The outcomes of the requests, in their order.
 
-    They arrive when they say. With `clients`, as in closed-loop benchmarks, that is ignored: so
-    many are under way at a time, and each one's end is the next one's arrival, `think_s` later.
+    They arrive at their `at_s`. With `clients`, a closed loop of this many clients ignores it: each
+    sends its next request `think_s` after its last has ended.
     """
     if not any(request.block_ids for request in requests):
-        settings = replace(settings, prefix_caching=False)  # there is nothing to be found
+        settings = replace(settings, prefix_caching=False)  # prompts share nothing
     loop_clients = None if clients is None else _Clients(clients, think_s)
     return _SingleEngine(
         settings, requests, block_tokens=block_tokens, phase=phases, clients=loop_clients
@@ -54,20 +54,15 @@ def simulate_engine(
 
 
 class _Clients:
-    """When the clients of a closed loop are ready to ask again, in order."""
-
     def __init__(self, count: int, think_s: float) -> None:
         self.ready_at_s = deque([0.0] * count)
         self._think_s = think_s
 
     def on_answer(self, now_s: float) -> None:
-        """One of them has its answer."""
         self.ready_at_s.append(now_s + self._think_s)
 
 
 class _ActiveRequest:
-    """One request under way: what its client has seen."""
-
     __slots__ = (
         "arrived_at_s",
         "cached_tokens",
@@ -88,7 +83,7 @@ class _ActiveRequest:
         self.max_itl_s = 0.0
 
     def on_output(self, output: LegOutput, begun_at_s: float, now_s: float) -> None:
-        """Tokens have come, one by each step since `begun_at_s`."""
+        """Count tokens, one for each step since `begun_at_s`."""
         count = len(output.token_ids)
         if not self.output_tokens:
             self.first_token_at_s = now_s
@@ -102,8 +97,6 @@ class _ActiveRequest:
 
 
 class _SingleEngine:
-    """The engine, its clock, and who waits for it."""
-
     def __init__(
         self,
         settings: V1Settings,
@@ -124,7 +117,6 @@ class _SingleEngine:
         self._outcomes: list[Outcome] = [_REJECTED] * len(requests)
 
     def run(self) -> list[Outcome]:
-        """Serve them all."""
         while True:
             self._send_due()
             begun_at_s = self._now_s
@@ -137,7 +129,7 @@ class _SingleEngine:
             self._run_steps(begun_at_s, begun_at_s + duration_s)
 
     def _run_steps(self, begun_at_s: float, ends_at_s: float) -> None:
-        """Let the steps pass that have begun, and those arrive who do so meanwhile."""
+        """Run the steps under way, with arrivals meanwhile."""
         while (next_s := self._next_at_s()) < ends_at_s:
             self._now_s = next_s
             self._send_due()
@@ -152,7 +144,7 @@ class _SingleEngine:
                 self._on_answer()
 
     def _next_at_s(self) -> float:
-        """When the next request arrives, if that is known."""
+        """When the next request arrives; inf if unknown or never."""
         if self._sent_requests == len(self._requests):
             return inf
         if self._clients is None:
@@ -218,4 +210,13 @@ class _SingleEngine:
         return self._outcomes
 
 
-_REJECTED = Outcome(0.0, 0, 0, 0, inf, 0.0, inf, ok=False)
+_REJECTED = Outcome(
+    arrived_at_s=0.0,
+    prompt_tokens=0,
+    cached_tokens=0,
+    output_tokens=0,
+    ttft_s=inf,
+    tpot_s=0.0,
+    e2e_s=inf,
+    ok=False,
+)

@@ -1,1 +1,1 @@
-"""What engines carry, in closed form and simulated."""
+"""Request rates of engines, in closed form and simulated."""

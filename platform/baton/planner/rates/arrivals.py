@@ -1,8 +1,7 @@
-"""Traffic at any rate, made of a trace: stretches of it, laid over each other or thinned.
+"""Traffic at any rate from a trace: segments of it, superposed or thinned.
 
-Times are never compressed, which would change how bursts compare to the mean. Two samples at nearly
-the same rate have nearly the same requests, so that differences between fleets are not those of
-chance (common random numbers).
+Times are never compressed, which would change bursts relative to the mean. Samples at nearly the
+same rate have nearly the same requests, so that fleets are compared with common random numbers.
 """
 
 from __future__ import annotations
@@ -19,23 +18,22 @@ from baton.simulator.workloads.trace import Trace, TraceRequest
 
 _BLOCK_ID_MASK = (1 << 60) - 1
 _MAX_SESSION_ERROR = 0.2
-"""Of what was asked for: where whole sessions are more or fewer requests by more than that, single
-requests are drawn."""
+"""If thinning by session misses the requested number by a larger fraction, it draws single
+requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficSampler:
-    """A trace to draw samples from."""
+    """Draws samples from a trace."""
 
     trace: Trace
     seed: int = 0
 
     def sample(self, rate_per_s: float, requests: int) -> Trace:
-        """About so many requests that arrive at about that rate, from time 0 on.
+        """About `requests` requests at about `rate_per_s`, from time 0 on.
 
-        As many copies of the trace as the rate needs, each from a moment of its own on (behind its
-        end it begins anew) and with prompts of its own; each keeps the share of its sessions that
-        makes up the rate. None where the stretches have none, as in a long pause.
+        Superposes as many copies of the trace as the rate needs. Each has its own start (and wraps
+        around), its own prompts, and a share of its sessions. May be empty, as in a long pause.
         """
         trace, window_s = self.trace, requests / rate_per_s
         copies = max(1, ceil(rate_per_s / trace.rate_per_s))
@@ -55,7 +53,7 @@ class TrafficSampler:
         return replace(trace, requests=tuple(sampled))
 
     def scaled(self, *, prompts: float = 1.0, outputs: float = 1.0) -> TrafficSampler:
-        """The same with longer or shorter prompts, or outputs; what prompts share stays shared."""
+        """The same with longer or shorter prompts or outputs; shared blocks stay shared."""
         requests = tuple(
             request._replace(
                 prompt_tokens=max(1, round(request.prompt_tokens * prompts)),
@@ -69,19 +67,14 @@ class TrafficSampler:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Which copy of the trace, from where on, and what its sessions are drawn by."""
-
     copy: int
     start_s: float
     salt: int
 
 
 class _Arrival(NamedTuple):
-    """A request of a stretch, before any are left out."""
-
     request: TraceRequest
     trace_index: int
-    """In the trace."""
     at_s: float
     segment: _Segment
     lap: int
@@ -103,10 +96,10 @@ def _segment_arrivals(trace: Trace, segment: _Segment, window_s: float) -> Itera
 
 
 def _thin(arrivals: Sequence[_Arrival], keep_fraction: float) -> list[_Arrival]:
-    """About that share of the requests.
+    """About `keep_fraction` of the requests.
 
-    The thinning is by session: half a conversation would share nothing with itself. But a few
-    sessions cannot make every share up: a fifth of three is none of them, or a third.
+    Thins by session: half a conversation would share nothing with itself. A few sessions cannot
+    make up every fraction: a fifth of three is none, or a third.
     """
     limit, target_count = keep_fraction * (1 << 32), keep_fraction * len(arrivals)
     kept_sessions = [
@@ -124,18 +117,18 @@ def _thin(arrivals: Sequence[_Arrival], keep_fraction: float) -> list[_Arrival]:
 
 
 def _session_key(arrival: _Arrival) -> int | str:
-    """What it is drawn with: its session, or itself where it has none."""
+    """The session, or the request itself without one."""
     return arrival.trace_index if arrival.request.session_id is None else arrival.request.session_id
 
 
 def _hash_draw(salt: int, key: int | str) -> int:
-    """32 even bits for a request or a session, the same in every process."""
+    """32 uniform bits for a request or a session, the same in every process."""
     number = key if isinstance(key, int) else crc32(key.encode())
     return hash((salt, number)) & 0xFFFFFFFF
 
 
 def _isolate_copy(arrival: _Arrival) -> TraceRequest:
-    """A request as its copy has it: nothing is shared between copies."""
+    """The request with block ids and session of its copy."""
     request, copy_tag = arrival.request, (arrival.segment.copy, arrival.lap)
     if not any(copy_tag):
         return request._replace(at_s=arrival.at_s)

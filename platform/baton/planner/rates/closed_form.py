@@ -1,9 +1,9 @@
-"""What engines can carry at best: rates in closed form, for means, without queues.
+"""Upper bounds of engines' rates, in closed form, for means, without queues.
 
-Steady state and no headroom: an engine that prefills does so one prompt after the other; one that
-decodes keeps the largest batch that is fast enough and fits; one that does both spreads prompts
-evenly over its steps. The true rates at which objectives are met are lower, because arrivals come
-in bursts and lengths differ; how much lower is for the simulator to say.
+The engine is in steady state without headroom. A prefill engine computes one prompt after the
+other. A decode engine keeps the largest batch that is fast enough and fits. An engine with both
+duties spreads prompts evenly over its steps. Real rates within objectives are lower, because of
+bursts and varying lengths: the simulator finds them.
 
 Source: rate matching of DistServe (OSDI'24) section 4 and TokenScale's token velocities.
 """
@@ -18,7 +18,7 @@ from baton.perf.step_timing import StepBatch, StepTiming, attention_pairs
 from baton.simulator.v1.settings import V1Settings
 
 _BISECTION_STEPS = 24
-"""Halvings when a share of a step is sought: to one part in 16 million."""
+"""Halvings of an interval: to one part in 16 million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,28 +28,27 @@ class MeanRequest:
     prompt_tokens: float
     output_tokens: float
     cached_tokens: float = 0.0
-    """Of the prompt, found in the prefix cache."""
 
     @property
     def computed_tokens(self) -> float:
-        """Of the prompt, that must be computed: one at least."""
+        """Prompt tokens to compute: at least one."""
         return max(1.0, self.prompt_tokens - self.cached_tokens)
 
     @property
     def context_tokens(self) -> float:
-        """What a stream attends to, on average over its life."""
+        """Mean context of a stream over its life."""
         return self.prompt_tokens + self.output_tokens / 2
 
     @property
     def final_kv_tokens(self) -> float:
-        """What a request needs room for in the KV cache in the end."""
+        """Tokens in the KV cache at the end."""
         return self.prompt_tokens + self.output_tokens
 
 
 def prefill_s(
     timing: StepTiming, tokens: int, *, cached_tokens: int = 0, budget_tokens: int = 8192
 ) -> float:
-    """One prompt of `tokens`, alone, in chunks: until its first token."""
+    """Time of one prompt, alone, in chunks, until its first token."""
     computed_tokens, total_s = min(cached_tokens, tokens - 1), 0.0
     while computed_tokens < tokens:
         chunk = min(budget_tokens, tokens - computed_tokens)
@@ -76,7 +75,7 @@ def decode_s(timing: StepTiming, batch: int, context_tokens: float) -> float:
 def max_batch(
     timing: StepTiming, *, context_tokens: float, tpot_s: float | None, limit: int
 ) -> int:
-    """The most streams, up to `limit`, of which a step is no longer than `tpot_s`; 0 when none."""
+    """The most streams, up to `limit`, with steps of at most `tpot_s`; 0 if none."""
     if tpot_s is None:
         return max(0, limit)
     limit_s = tpot_s
@@ -84,7 +83,7 @@ def max_batch(
 
 
 def max_concurrent_requests(settings: V1Settings, mix: MeanRequest) -> int:
-    """How many mean requests an engine has room for at once: KV cache and scheduler."""
+    """Mean requests that fit at once: KV cache and scheduler."""
     tokens = settings.kv_blocks * settings.block_size_tokens
     return min(settings.max_running_requests, int(tokens / mix.final_kv_tokens))
 
@@ -101,7 +100,7 @@ def prefill_rate(settings: V1Settings, mix: MeanRequest) -> float:
 
 
 def decode_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) -> float:
-    """Requests per second of which every token comes within `tpot_s`; 0 when one is too slow."""
+    """Requests per second with every token within `tpot_s`; 0 if one stream is too slow."""
     stages = settings.pipeline_stages
     batch = max_batch(
         settings.timing,
@@ -118,9 +117,8 @@ def decode_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) ->
 def mixed_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) -> float:
     """Requests per second of an engine that prefills and decodes in the same steps.
 
-    With x requests a step in the mean, a step has x prompts' tokens to compute and one token for
-    each of x times the output's length streams; x is as large as the step may be long and as the
-    budget and the room allow.
+    With x requests per step in the mean, a step computes x prompts and one token for each of x
+    times the output length streams. x is limited by step time, token budget and capacity.
     """
     stages, request_tokens = settings.pipeline_stages, mix.computed_tokens + mix.output_tokens
     max_requests_per_step = min(
@@ -139,14 +137,6 @@ def mixed_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) -> 
     return stages * low / settings.timing.step_s(_mixed_batch(mix, low))
 
 
-def prefill_decode_ratio(
-    prefill: V1Settings, decode: V1Settings, mix: MeanRequest, tpot_s: float | None
-) -> float:
-    """Prefill replicas per decode replica that keep both busy; infinite when nobody can decode."""
-    decoded_rate = decode_rate(decode, mix, tpot_s)
-    return decoded_rate / prefill_rate(prefill, mix) if decoded_rate else float("inf")
-
-
 def _mixed_batch(mix: MeanRequest, requests_per_step: float) -> StepBatch:
     computed = mix.computed_tokens
     streams = requests_per_step * mix.output_tokens
@@ -163,7 +153,7 @@ def _mixed_batch(mix: MeanRequest, requests_per_step: float) -> StepBatch:
 
 
 def _largest_holding(holds: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` for which it holds, where it holds up to some number."""
+    """The largest number up to `limit` for which the monotonic `holds` is true."""
     low, high = 0, max(0, limit)
     while low < high:
         middle = (low + high + 1) // 2
@@ -176,21 +166,21 @@ def _largest_holding(holds: Callable[[int], bool], limit: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTime:
-    """How long one engine is busy with a prompt, over the prompts of a workload."""
+    """Busy time of one engine per prompt of a workload."""
 
     mean_s: float
     scv: float
-    """The variance of that over the square of the mean."""
+    """Squared coefficient of variation."""
 
     @staticmethod
     def from_times(times_s: Sequence[float]) -> ServiceTime:
-        """Of some prompts' times."""
+        """Of these prompts' times."""
         mean_s = sum(times_s) / len(times_s)
         variance = sum((value - mean_s) ** 2 for value in times_s) / len(times_s)
         return ServiceTime(mean_s=mean_s, scv=variance / mean_s**2)
 
     def rate_within(self, wait_s: float, fraction: float) -> float:
-        """Prompts per second of which that share waits no longer; 0 when there is no time to wait.
+        """Prompts per second of which `fraction` wait at most `wait_s`; 0 without time to wait.
 
         Source: Kingman's exponential tail of the wait in heavy traffic (1962) with Poisson
         arrivals: P(W > t) = rho * exp(-2 (1 - rho) t / (S (1 + cv^2))).

@@ -1,8 +1,7 @@
-"""What one instance alone can carry: its highest rate at which objectives are met, simulated.
+"""The highest simulated rate of one replica alone, within its objectives.
 
-A prefill instance is held to the time to first token, a decode instance to the time per token, one
-that does both to both. A fleet of several carries a little less or more: pools wait for each other,
-and placement shares the load; that is for `verify` to find out.
+A prefill replica must meet the time to first token, a decode replica the time per token too. A
+fleet's rate differs: pools wait for each other, and placement shares the load (see `verify`).
 """
 
 from __future__ import annotations
@@ -19,22 +18,21 @@ from baton.simulator.single_engine import ServedPhases, simulate_engine
 _LONG_RUN_REQUESTS = 1200
 _SHORT_RUN_DIVISOR = 4
 _PRECISION_FACTOR = 2
-"""Than what is asked of a fleet: these rates only choose which fleets are simulated."""
+"""Coarser than for fleets: these rates only choose the fleets to simulate."""
 _HOPELESS_MARGIN = -0.15
-"""Below the target by this much."""
 _SIMULATED_PHASES = {
     Duty.PREFILL: ServedPhases.PREFILL,
     Duty.DECODE: ServedPhases.DECODE,
     Duty.BOTH: ServedPhases.BOTH,
 }
 _STEP_FACTORS = 1.2, 1.2, 1.4, 2.0
-"""How far the next try goes while everything holds, or nothing does."""
+"""Factors between rates while all of them hold, or none does."""
 _MAX_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTask:
-    """One instance to be measured; goes to another process and back."""
+    """Simulation of one replica; picklable."""
 
     engine_shape: EngineShape
     duty: Duty
@@ -42,28 +40,27 @@ class InstanceTask:
     classes: tuple[SloClass, ...]
     effort: SearchEffort
     guess_per_s: float
-    """Where the search begins."""
     residence_s: float
-    """About how long a request is there, for how long a run must be."""
+    """Approximate time that a request spends on the replica; determines the length of runs."""
     elsewhere_s: float = 0.0
-    """Of the time to first token, elsewhere."""
+    """Part of the time to first token that other replicas use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSearchResult:
-    """The highest rate that was seen to hold, and everything that was tried."""
+    """The highest rate that held, and all trials."""
 
     rate_per_s: float
     trials: tuple[Trial, ...]
 
     @property
     def best_trial(self) -> Trial | None:
-        """The run at that rate; None when none held."""
+        """The trial at that rate; None if none held."""
         return next((trial for trial in self.trials if trial.rate_per_s == self.rate_per_s), None)
 
     @property
     def lowest_failed_trial(self) -> Trial | None:
-        """The run at the lowest rate that was seen to be too high; None when none was."""
+        """The trial at the lowest rate that was too high; None without one."""
         failed = [
             trial
             for trial in self.trials
@@ -73,7 +70,7 @@ class RateSearchResult:
 
 
 def measure_instance(task: InstanceTask) -> RateSearchResult:
-    """The highest rate of one instance alone."""
+    """The highest rate of one replica alone."""
     return search_rate(
         lambda rate_per_s: run_instance(task, rate_per_s),
         task.guess_per_s,
@@ -84,7 +81,7 @@ def measure_instance(task: InstanceTask) -> RateSearchResult:
 def search_rate(
     trial_at: Callable[[float], Trial], guess_per_s: float, *, precision: float
 ) -> RateSearchResult:
-    """The highest rate at which trials hold; 0 when none does."""
+    """The highest rate at which trials hold; 0 if none does."""
     trials: list[Trial] = []
 
     def holds(rate_per_s: float) -> bool:
@@ -96,15 +93,15 @@ def search_rate(
 
 
 def run_instance(task: InstanceTask, rate_per_s: float) -> Trial:
-    """One rate."""
+    """Simulate the replica at one rate."""
     requests = requests_per_run(rate_per_s * task.residence_s, task.effort)
     return run_shortened(lambda count: _simulate_instance(task, rate_per_s, count), requests)
 
 
 def run_shortened(run_of: Callable[[int], Trial], requests: int) -> Trial:
-    """A run of so many requests, or a shorter one where that fails so badly that it settles it.
+    """A trial of `requests` requests, or a shorter trial that fails clearly.
 
-    Queues only grow while there is too much to do, so a longer run would fail as well.
+    Queues only grow under overload, so a longer run would fail, too.
     """
     if requests >= _LONG_RUN_REQUESTS:
         short_trial = run_of(requests // _SHORT_RUN_DIVISOR)
@@ -130,14 +127,14 @@ def _simulate_instance(task: InstanceTask, rate_per_s: float, requests: int) -> 
 def empty_trial(
     rate_per_s: float, classes: Sequence[SloClass], requirement: DutyRequirement
 ) -> Trial:
-    """A run that no request arrived in: where nothing was seen, nothing is known to hold."""
+    """A trial without requests, which does not hold."""
     return replace(
         evaluate_trial(rate_per_s, (), (), classes, requirement), attainment=0.0, margin=-1.0
     )
 
 
 def requests_per_run(in_flight: float, effort: SearchEffort) -> int:
-    """How many requests a run needs when so many are under way at once."""
+    """Number of requests of a run with `in_flight` concurrent requests."""
     return round(min(max(effort.min_requests, RUN_LENGTH_FACTOR * in_flight), effort.max_requests))
 
 
@@ -146,8 +143,8 @@ def highest_rate(
 ) -> tuple[float, float]:
     """Two rates within `precision` of each other: it holds at the first, not at the second.
 
-    (0, r) when it holds nowhere near: not at r, far below the guess; (r, infinity) when it holds
-    everywhere that was tried, far above it.
+    (0, r) if it does not hold at r, far below the guess; (r, infinity) if it holds at r, far above
+    the guess.
 
     Raises:
         ValueError: the guess is not above 0.

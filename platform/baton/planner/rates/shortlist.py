@@ -1,4 +1,4 @@
-"""Which shapes are worth simulating: those with closed-form rates near the best of their duty."""
+"""Shapes worth simulating: their closed-form rates are near the best of their duty."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue
 from baton.simulator.workloads.statistics import reused_tokens
 
 _MIN_RATE_FRACTION = 0.7
-"""Of the best closed-form rate for its cost: what is below is not simulated."""
+"""Of the best closed-form rate for its cost: shapes below are not simulated."""
 _SAMPLE_SIZE = 64
-"""Prompts whose time is computed for a guess."""
 _ACHIEVABLE_FRACTION = 0.95
-"""Of what decoding could carry at best, where a search begins."""
+"""Of the best decode rate, where a search begins."""
 
 
 class RateEstimates:
-    """What each shape should carry, before anything is simulated."""
+    """Estimated rates of shapes, before simulations."""
 
     def __init__(self, question: PlanningProblem, mix: MeanRequest) -> None:
         self._question = question
@@ -45,7 +44,7 @@ class RateEstimates:
         self._lengths = lengths[stride // 2 :: stride]
 
     def rate(self, engine_shape: EngineShape, duty: Duty) -> float:
-        """Requests per second; 0 when its closed form says that it cannot be fast enough."""
+        """Requests per second; 0 if it cannot be fast enough."""
         match duty:
             case Duty.PREFILL:
                 remaining_s = self.ttft_s - self.elsewhere_s(engine_shape, duty)
@@ -61,10 +60,10 @@ class RateEstimates:
                 return min(step_limited_rate, self._prompt_rate(engine_shape, duty, self.ttft_s))
 
     def elsewhere_s(self, engine_shape: EngineShape, duty: Duty) -> float:
-        """Of the time to first token, what is not this duty's.
+        """The part of the time to first token that other replicas use.
 
-        For prefill, the way to another replica and that one's first step. For decode, which needs
-        some only to find a place in the batch, half of it.
+        For prefill: the handoff and the decode replica's first step. For decode, which only needs
+        time to enter the batch: half of it.
         """
         if duty is not Duty.PREFILL:
             return self.ttft_s / 2 if duty is Duty.DECODE else 0.0
@@ -78,7 +77,7 @@ class RateEstimates:
         )
 
     def residence_s(self, engine_shape: EngineShape, duty: Duty) -> float:
-        """About how long a request is there."""
+        """Approximate time that a request spends on the replica."""
         if duty is Duty.PREFILL:
             return self.ttft_s
         settings = engine_shape.settings
@@ -107,9 +106,9 @@ class RateEstimates:
 def shortlist_shapes(
     question: PlanningProblem, catalogue: ShapeCatalogue, mix: MeanRequest
 ) -> list[InstanceTask]:
-    """The shapes to be simulated, each with a first guess of what it carries.
+    """The shapes to simulate, each with an estimated rate.
 
-    For each accelerator and duty the best few, and the one that takes the fewest devices.
+    For each accelerator and duty the best few, and the shape with the fewest devices.
     """
     estimates = RateEstimates(question, mix)
     traffic = TrafficSampler(question.traffic, question.seed)

@@ -1,4 +1,4 @@
-"""What one simulated run at one rate showed, held against objectives."""
+"""The results of one simulated run at one rate, compared with objectives."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from baton.simulator.outcome import Objectives, Outcome, attainment, mean, quant
 from baton.simulator.workloads.trace import TraceRequest
 
 WARM_UP_FRACTION = 1 / 3
-"""Of a run's requests, the first that do not count: they find an engine emptier than it will be."""
+"""First requests of a run that are not counted: their engine is emptier than usual."""
 _MIN_LIMIT_S = 1e-9
 _MAX_WAIT_GROWTH = 0.04
-"""Seconds that the wait grows by per second, from where on there is too much to do. Below it a wait
-is as likely the chance of one run."""
+"""Growth of the wait in seconds per second that shows overload. Less may be chance."""
 _SELF_EVIDENT_SPAN = 1 / _MAX_WAIT_GROWTH
-"""A run this many times as long as the objective shows such a growth by missing it."""
+"""A run of this many times the objective shows such a growth by missing it."""
 RUN_LENGTH_FACTOR = 3
-"""A run has this many times as many requests as are under way at once, so that those that count
-find as many streams as there would be for ever."""
+"""Requests of a run per concurrent request, so that counted requests find a full engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,7 @@ class LatencyQuantiles:
 
     @staticmethod
     def from_values(values: Sequence[float]) -> LatencyQuantiles:
-        """Of some values; nan for none."""
+        """Of these values; nan for none."""
         return LatencyQuantiles(
             p50_s=quantile(values, 0.5), p90_s=quantile(values, 0.9), p99_s=quantile(values, 0.99)
         )
@@ -45,48 +43,44 @@ class Trial:
 
     rate_per_s: float
     attainment: float
-    """Of the class that is furthest from its target, or least above it."""
+    """Of the class with the smallest margin."""
     margin: float
-    """How far that is above its target; below 0 the rate is too high."""
+    """Attainment minus target; below 0 the rate is too high."""
     late_first_token_fraction: float
-    """Share of all requests whose first token came too late, or never."""
+    """Requests with a late first token, or none."""
     slow_stream_fraction: float
-    """Share of all requests with tokens too far apart, although the first came."""
+    """Requests with an early first token but late tokens after it."""
     requests: int
-    """That were counted."""
     ttft: LatencyQuantiles
     tpot: LatencyQuantiles
     e2e_s: float
-    """On average."""
     output_tokens: float
-    """On average."""
     cached_fraction: float
-    """Of all prompt tokens."""
     wait_grows: bool = False
-    """Whether the wait for the first token grows, too slowly for a run this short to miss its
-    objectives: they would be missed for ever a little later."""
+    """Whether the wait for the first token grows, too slowly to miss objectives in a run this
+    short."""
 
     @property
     def holds(self) -> bool:
-        """Whether every class meets its target, and would go on to."""
+        """Whether every class meets its target, and would in a longer run."""
         return self.margin >= 0 and not self.wait_grows
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens per second, all together, while the queue does not grow."""
+        """Output tokens per second while the queue does not grow."""
         return self.rate_per_s * self.output_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DutyRequirement:
-    """What a duty is held to of a request's objectives."""
+    """A duty's part of a request's objectives."""
 
     duty: Duty
     elsewhere_s: float = 0.0
-    """Of the time to first token: what the other replica and the way between them take."""
+    """Part of the time to first token that the other replica and the handoff use."""
 
     def limits(self, objectives: Objectives) -> Objectives:
-        """What this duty alone must meet."""
+        """Objectives of this duty alone."""
         ttft_s = DEFAULT_OBJECTIVES.ttft_s if objectives.ttft_s is None else objectives.ttft_s
         tpot_s = DEFAULT_OBJECTIVES.tpot_s if objectives.tpot_s is None else objectives.tpot_s
         match self.duty:
@@ -101,9 +95,9 @@ class DutyRequirement:
         return None if ttft_s is None else max(ttft_s - self.elsewhere_s, _MIN_LIMIT_S)
 
     def required_attainment(self, attainment: float) -> float:
-        """What this duty alone must attain for the whole to attain that.
+        """Attainment that this duty needs for the whole to reach `attainment`.
 
-        Where there is another: the root, as if the two missed independently.
+        With two duties the square root, as if they missed independently.
         """
         return attainment if self.duty is Duty.BOTH else attainment**0.5
 
@@ -115,7 +109,7 @@ def evaluate_trial(
     classes: Sequence[SloClass],
     requirement: DutyRequirement,
 ) -> Trial:
-    """What a run showed; outcomes are in the order of the requests."""
+    """The results of a run; outcomes are in the order of the requests."""
     if len(requests) != len(outcomes):
         raise ValueError(f"{len(outcomes)} outcomes for {len(requests)} requests")
     warm_up_count = int(len(requests) * WARM_UP_FRACTION)
@@ -162,8 +156,8 @@ def _wait_grows(
 ) -> bool:
     """Whether first tokens come later and later, in a run too short to show it otherwise.
 
-    Where prompts bring more work than can be done, at rho times what can, the wait grows by 1 -
-    1/rho per second: an objective of 2 s is met for 10 s at 1.25 times the capacity.
+    At rho times the capacity, the wait grows by 1 - 1/rho per second: at 1.25 times the capacity,
+    an objective of 2 s is met for 10 s.
     """
     limits = [requirement.limits(class_.objectives).ttft_s or 0.0 for class_ in classes]
     third = len(outcomes) // 3
@@ -172,7 +166,7 @@ def _wait_grows(
     span_s = outcomes[-1].arrived_at_s - outcomes[0].arrived_at_s
     if span_s <= 0 or span_s > _SELF_EVIDENT_SPAN * max(limits):
         return False
-    # Medians: one long prompt more in a third is no growth. Infinite where nothing came.
+    # Medians: one more long prompt in a third is no growth. Infinite without tokens.
     begin_s, end_s = (
         quantile([out.ttft_s for out in part], 0.5)
         for part in (outcomes[:third], outcomes[-third:])

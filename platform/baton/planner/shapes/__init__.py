@@ -1,1 +1,1 @@
-"""Which engines and fleets are worth simulating."""
+"""Shapes of engines, and fleets of them."""

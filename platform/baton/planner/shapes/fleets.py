@@ -1,4 +1,4 @@
-"""Fleets of pools: what they take, and what they should carry by what replicas carry alone."""
+"""Fleets of pools: their accelerators, and rates estimated from single replicas."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from baton.planner.shapes.space import Duty, EngineShape
 
 RateKey = tuple[Duty, tuple[str, int, int, int]]
 RatesByKey = Mapping[RateKey, float]
-"""Requests per second of one replica of a shape, by its duty."""
+"""Requests per second of one replica, by duty and shape."""
 _MAX_REPLICAS = 4096
 _GOOD_PROPORTION = 0.95
-"""Of two parts of a fleet whose proportions are both as near as this, the larger is simulated."""
+"""Of the parts of a fleet with proportions at least this good, the largest is simulated."""
 _MAX_FRUITLESS_STEPS = 16
-"""Prefill replicas that spare no decode replica, before no more are tried."""
+"""Additional prefill replicas to try that save no decode replica."""
 _MIN_PROPORTION = 0.8
-"""A part of a fleet with proportions further off than this stands for nothing."""
+"""Parts of a fleet with worse proportions are not representative."""
 
 
 class FleetKind(StrEnum):
-    """Whether, and how, prefill and decode are on replicas of their own."""
+    """Which replicas prefill and decode."""
 
     COLOCATED = "colocated"
     """Every replica does both, prompts in chunks."""
     DISAGGREGATED = "disaggregated"
     """Every prompt is prefilled in one pool and decoded in the other."""
     HYBRID = "hybrid"
-    """Two pools, but the decode pool prefills what is served better so."""
+    """Two pools; the decode pool prefills some prompts itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class PlannedPool:
 
     @property
     def gpus(self) -> int:
-        """How many accelerators it takes."""
+        """Number of accelerators."""
         return self.replicas * self.engine_shape.gpus
 
 
@@ -57,7 +57,7 @@ class PlannedFleet:
 
     @property
     def gpus(self) -> int:
-        """How many accelerators it takes."""
+        """Number of accelerators."""
         return sum(pool.gpus for pool in self.pools)
 
     @property
@@ -67,14 +67,14 @@ class PlannedFleet:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all its accelerators; None when one has no price."""
+        """Of all its accelerators; None if a price is missing."""
         prices = [(pool.engine_shape.price_per_hour, pool.replicas) for pool in self.pools]
         known = [price * count for price, count in prices if price is not None]
         return sum(known) if len(known) == len(prices) else None
 
     @property
     def label(self) -> str:
-        """The fleet in words: `2 x prefill h100 tp1 + 1 x decode h100 tp2`."""
+        """For people: `2 x prefill h100 tp1 + 1 x decode h100 tp2`."""
         return " + ".join(
             f"{pool.replicas} x {pool.role} {pool.engine_shape.label}" for pool in self.pools
         )
@@ -87,15 +87,15 @@ class PlannedFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuBudget:
-    """How many accelerators there are."""
+    """Available accelerators."""
 
     gpus: int | None
     limit_by_accelerator: Mapping[str, int]
-    """Where an offer has a limit of its own."""
+    """For offers with a limit of their own."""
 
     @staticmethod
     def from_offers(gpus: int | None, offers: Iterable[AcceleratorOffer]) -> GpuBudget:
-        """What a question says of it."""
+        """The budget of a question."""
         limits = {
             offer.accelerator.name: offer.available
             for offer in offers
@@ -104,7 +104,7 @@ class GpuBudget:
         return GpuBudget(gpus=gpus, limit_by_accelerator=limits)
 
     def fits(self, fleet: PlannedFleet) -> bool:
-        """Whether there are enough for this fleet."""
+        """Whether this fleet is within the budget."""
         if self.gpus is not None and fleet.gpus > self.gpus:
             return False
         used: dict[str, int] = {}
@@ -114,7 +114,7 @@ class GpuBudget:
         return all(used.get(name, 0) <= limit for name, limit in self.limit_by_accelerator.items())
 
     def max_replicas(self, engine_shape: EngineShape, fleet: PlannedFleet | None = None) -> int:
-        """How many replicas of a shape there are accelerators for, beside a fleet."""
+        """Replicas of a shape within the budget, next to `fleet`."""
         limits = [_MAX_REPLICAS * engine_shape.gpus]
         used = 0 if fleet is None else fleet.gpus
         if self.gpus is not None:
@@ -130,15 +130,15 @@ class GpuBudget:
 
 
 def rate_key(duty: Duty, engine_shape: EngineShape) -> RateKey:
-    """Under which the rate of a shape is found."""
+    """The key of a shape's rate."""
     return duty, engine_shape.key
 
 
 def estimate_rate(fleet: PlannedFleet, rates: RatesByKey) -> float:
-    """Requests per second that a fleet should carry, by what each of its replicas carries alone.
+    """Requests per second of a fleet, estimated from the rates of single replicas.
 
-    A hybrid's decode replicas take over the prompts that its prefill pool has no time for; what is
-    left of them for that is what decoding the prefill pool's prompts does not take.
+    In a hybrid fleet, decode replicas serve whole requests with the time that decoding the prefill
+    pool's requests leaves.
     """
     if fleet.kind is FleetKind.COLOCATED:
         (pool,) = fleet.pools
@@ -156,7 +156,7 @@ def estimate_rate(fleet: PlannedFleet, rates: RatesByKey) -> float:
 def largest_fleets(
     kind: FleetKind, shape_tuples: Iterable[tuple[EngineShape, ...]], budget: GpuBudget
 ) -> Iterator[PlannedFleet]:
-    """All ways to spend the stock on one kind of fleet: what no replica can be added to."""
+    """All fleets of one kind to which the budget can add no replica."""
     for shapes in shape_tuples:
         if kind is FleetKind.COLOCATED:
             fleet = _build_fleet(kind, shapes, (budget.max_replicas(shapes[0]),))
@@ -177,7 +177,7 @@ def smallest_fleets(
     budget: GpuBudget,
     is_sufficient: Callable[[PlannedFleet], bool],
 ) -> Iterator[PlannedFleet]:
-    """All fleets of one kind that are enough, and that no replica can be taken from."""
+    """All sufficient fleets of one kind that need each of their replicas."""
     for shapes in shape_tuples:
         if kind is FleetKind.COLOCATED:
             colocated = _with_min_last_pool(kind, shapes, (), is_sufficient)
@@ -193,7 +193,7 @@ def _sufficient_splits(
     budget: GpuBudget,
     is_sufficient: Callable[[PlannedFleet], bool],
 ) -> Iterator[PlannedFleet]:
-    """With one prefill replica, with two, and so on, while that spares decode replicas."""
+    """With one prefill replica, with two, and so on, while that saves decode replicas."""
     min_decode_replicas, fruitless_steps = _MAX_REPLICAS + 1, 0
     for count in range(1, budget.max_replicas(shapes[0]) + 1):
         fleet = _with_min_last_pool(kind, shapes, (count,), is_sufficient)
@@ -212,7 +212,7 @@ def _with_min_last_pool(
     counts: tuple[int, ...],
     is_sufficient: Callable[[PlannedFleet], bool],
 ) -> PlannedFleet | None:
-    """With as many replicas of the last shape as are enough; None when no number is."""
+    """With the fewest sufficient replicas of the last shape; None if no number suffices."""
 
     def with_last(count: int) -> PlannedFleet:
         return _build_fleet(kind, shapes, (*counts, count))
@@ -222,7 +222,7 @@ def _with_min_last_pool(
 
 
 def _min_count(is_sufficient: Callable[[int], bool]) -> int | None:
-    """The smallest count that is enough, where more always is; None when none is."""
+    """The smallest sufficient count, if sufficiency is monotonic; None if none suffices."""
     high = 1
     while not is_sufficient(high):
         high *= 2
@@ -249,12 +249,11 @@ def _build_fleet(
 
 
 def representative_part(fleet: PlannedFleet, max_replicas: int) -> PlannedFleet:
-    """A part of a fleet with about its proportions and at most so many replicas.
+    """A part of a fleet with about its proportions and at most `max_replicas` replicas.
 
-    Where none of those comes near, the smallest that does; in the end, all of the fleet.
-
-    Of parts that are about even, the largest: a queue that more replicas serve is shorter, so a
-    part carries a little less than its share of the whole.
+    If there is none, the smallest larger part, or the whole fleet. Among parts with good
+    proportions, the largest: more replicas have shorter queues, so a part sustains a little less
+    than its share.
     """
     if fleet.replicas <= max_replicas:
         return fleet
@@ -277,7 +276,7 @@ def representative_part(fleet: PlannedFleet, max_replicas: int) -> PlannedFleet:
 
 
 def _smallest_proportional(fleet: PlannedFleet, min_replicas: int) -> PlannedFleet:
-    """The part with the fewest replicas, from so many on, that has about the proportions."""
+    """The smallest part, of at least `min_replicas` replicas, that has about the proportions."""
     counts = [pool.replicas for pool in fleet.pools]
     for replicas in range(min_replicas, fleet.replicas):
         parts = [
@@ -292,6 +291,6 @@ def _smallest_proportional(fleet: PlannedFleet, min_replicas: int) -> PlannedFle
 
 
 def _proportionality(part: tuple[int, ...], whole: list[int]) -> float:
-    """1 when a part has exactly the proportions of the whole."""
+    """1 if a part has exactly the proportions of the whole."""
     shares = [some / all_ for some, all_ in zip(part, whole, strict=True)]
     return min(shares) / max(shares)

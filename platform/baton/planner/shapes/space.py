@@ -1,4 +1,4 @@
-"""The shapes of an engine that a planner looks at: those that fit into memory."""
+"""Engine shapes of a search space that fit into memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from baton.planner.problem import AcceleratorOffer, PlanningProblem
 from baton.simulator.v1.settings import V1Settings
 
 _FALLBACK_PIPELINE_SIZES = (2, 4, 8)
-"""Pipeline stages that are tried where no shape that was asked for fits."""
+"""Pipeline stages to try if no requested shape fits."""
 
 
 class Duty(StrEnum):
-    """What a replica does of a request."""
+    """The phases that a replica runs."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -28,18 +28,17 @@ class Duty(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """One replica's shape: an engine over so many accelerators."""
+    """An engine over a number of accelerators."""
 
     accelerator: Accelerator
     tp: int
     pp: int
     settings: V1Settings
     price_per_hour: float | None = None
-    """Of all its accelerators."""
 
     @property
     def gpus(self) -> int:
-        """How many accelerators it takes."""
+        """Number of accelerators."""
         return self.tp * self.pp
 
     @property
@@ -49,19 +48,19 @@ class EngineShape:
 
     @property
     def label(self) -> str:
-        """The shape in words: `h100_sxm tp4`."""
+        """For people: `h100_sxm tp4`."""
         stages = f" pp{self.pp}" if self.pp > 1 else ""
         return f"{self.accelerator.name} tp{self.tp}{stages}"
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        """What tells it from the others of the same question."""
+        """Unique among the shapes of a question."""
         return self.accelerator.name, self.tp, self.pp, self.chunk_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedShape:
-    """A shape that was left out, and why."""
+    """A shape that cannot be used, and why."""
 
     label: str
     reason: str
@@ -69,14 +68,14 @@ class RejectedShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeCatalogue:
-    """What can be chosen from, for each duty."""
+    """Shapes to choose from, by duty."""
 
     shapes_by_duty: dict[Duty, tuple[EngineShape, ...]]
     rejected: tuple[RejectedShape, ...] = ()
 
 
 def enumerate_shapes(question: PlanningProblem) -> ShapeCatalogue:
-    """Every shape of the question's space that fits, and why the others do not."""
+    """Every shape of the question's space that fits, and the rejected shapes."""
     rejected: list[RejectedShape] = []
     shapes_by_duty = _shapes_by_duty(question, question.space.pipeline_parallel_sizes, rejected)
     if not any(shapes_by_duty.values()):
@@ -120,7 +119,7 @@ def _shapes_by_duty(
 def _split_problem(
     question: PlanningProblem, offer: AcceleratorOffer, tp: int, pp: int
 ) -> str | None:
-    """Why the model cannot be, or is not to be, split like this; None when it can."""
+    """Why the model cannot be split like this; None if it can."""
     model, gpus = question.model, tp * pp
     if model.heads % tp:
         return f"{model.heads} attention heads cannot be split over {tp}"
@@ -153,7 +152,7 @@ def build_engine_shape(
     """One shape, timed by the roofline.
 
     Raises:
-        InsufficientMemory: the model does not fit into the memory of so many.
+        InsufficientMemory: the model does not fit.
     """
     model, accelerator, space = question.model, offer.accelerator, question.space
     memory_fit = fit(

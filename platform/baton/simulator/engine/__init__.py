@@ -1,1 +1,1 @@
-"""One simulated engine without a clock: its scheduler, its paged memory, its pretended model."""
+"""One simulated engine without a clock: scheduler, paged KV memory and simulated model."""

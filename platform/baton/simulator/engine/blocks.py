@@ -1,11 +1,10 @@
-"""Paged KV memory: ref-counted blocks, and a prefix cache in the blocks that nobody uses.
+"""Paged KV memory: ref-counted blocks, and a prefix cache in unused blocks.
 
-Theory of operation: a block is *empty* (nothing worth keeping), *idle* (in the prefix cache, used
-by nobody) or *used* (by one or more owners; in the prefix cache too once it is full). Allocation
-takes empty blocks first, then evicts the idle one that was given back longest ago. Owners give
-their blocks back tail first, and equal full blocks are merged, so whoever uses a block uses all
-before it too: a prompt's tail is always evicted before its head, and a cached block's predecessors
-are cached. empty + idle + used = total, always.
+Theory of operation: a block is *empty*, *idle* (in the prefix cache, without owner) or *used* (by
+one or more owners; once full, in the prefix cache too). empty + idle + used = total. Allocation
+takes empty blocks first, then evicts the idle block that was freed longest ago. Owners free their
+blocks tail first, and equal full blocks are merged, so an owner of a block owns all blocks before
+it. A prompt's tail is evicted before its head, and a cached block's predecessors are cached.
 """
 
 from __future__ import annotations
@@ -29,18 +28,8 @@ class BlockPool:
         self._evicted: list[BlockHash] = []
 
     @property
-    def empty_blocks(self) -> int:
-        """Blocks with nothing in them."""
-        return len(self._empty)
-
-    @property
-    def idle_blocks(self) -> int:
-        """Cached blocks that nobody uses."""
-        return len(self._idle)
-
-    @property
     def available_blocks(self) -> int:
-        """How many blocks `allocate` could hand out."""
+        """Number of blocks that `try_allocate` could take."""
         return len(self._empty) + len(self._idle)
 
     @property
@@ -49,7 +38,7 @@ class BlockPool:
         return self.total_blocks - self.available_blocks
 
     def match(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """The cached blocks of the longest prefix of `hashes`, not yet owned by the caller."""
+        """The cached blocks of the longest prefix of `hashes`; the caller does not own them yet."""
         cached_blocks: list[int] = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -59,10 +48,7 @@ class BlockPool:
         return cached_blocks
 
     def try_allocate(self, cached: Sequence[int], new_blocks: int) -> list[int] | None:
-        """Own the `cached` blocks and `new_blocks` more.
-
-        None, and nothing changed, without room.
-        """
+        """Own the `cached` blocks and `new_blocks` more; None, without a change, if it is full."""
         idle_hits = sum(1 for block in cached if not self._owners[block])
         if new_blocks > self.available_blocks - idle_hits:
             return None
@@ -86,7 +72,7 @@ class BlockPool:
     def cache_full_block(self, block: int, block_hash: BlockHash) -> int:
         """Put a used, full block into the prefix cache and return the block to use from now on.
 
-        That is another one when an equal block is cached already: the caller's own is empty again.
+        If an equal block is cached already, that block is returned and the caller's own is freed.
         """
         cached = self._block_of.setdefault(block_hash, block)
         if cached == block:
@@ -99,7 +85,7 @@ class BlockPool:
         return cached
 
     def reset_cache(self) -> bool:
-        """Empty the prefix cache; False, and nothing changed, while any block is used."""
+        """Empty the prefix cache; False, without a change, while any block is used."""
         if self.used_blocks:
             return False
         self._empty.extend(self._idle)
@@ -109,12 +95,12 @@ class BlockPool:
         return True
 
     def pop_evicted(self) -> tuple[BlockHash, ...]:
-        """The hashes evicted since this was last called."""
+        """Hashes evicted since the last call."""
         evicted, self._evicted = tuple(self._evicted), []
         return evicted
 
     def check_integrity(self, owned: Iterable[Sequence[int]]) -> None:
-        """Assert that the books agree with each other and with what the owners say they own."""
+        """Assert that the maps agree with each other and with the blocks that owners list."""
         owners = Counter(block for blocks in owned for block in blocks)
         expected_owners = [owners[block] for block in range(self.total_blocks)]
         expect(

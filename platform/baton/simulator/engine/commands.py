@@ -1,4 +1,4 @@
-"""What a simulated engine's core asks of the world outside it, and the tickets it is about."""
+"""Commands of a simulated engine's core to its caller, and its KV handles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SEPARATOR = "\0"
 
 
 class SimKvHandle(Value, kw_only=True):
-    """What a simulated engine's ticket says."""
+    """Content of a simulated engine's KV handle."""
 
     engine_id: str
     leg_id: str
@@ -18,7 +18,7 @@ class SimKvHandle(Value, kw_only=True):
     tokens: int
     blocks: int
     prompt_digest: bytes
-    """Of the salt and the `tokens` ids whose KV the blocks hold: the puller must have the same."""
+    """Of the salt and the `tokens` ids whose KV the blocks hold: the target must have the same."""
 
 
 class StartPull(Value, kw_only=True):
@@ -30,20 +30,20 @@ class StartPull(Value, kw_only=True):
 
 
 class LoadBlocks(Value, kw_only=True):
-    """Bring blocks back from the host's memory; answered by `load_done`."""
+    """Load blocks from the host tier; answered by `load_done`."""
 
     leg_id: str
     blocks: int
 
 
 class CancelFetch(Value, kw_only=True):
-    """Stop a pull or a load that nobody waits for; not answered."""
+    """Stop the pull or load of an aborted leg; no answer."""
 
     leg_id: str
 
 
 class FreeSource(Value, kw_only=True):
-    """Tell the engine that issued this ticket that nobody will pull it (any more)."""
+    """Tell the engine that issued this KV handle that no engine will pull it."""
 
     kv_handle: SimKvHandle
 
@@ -52,7 +52,7 @@ EngineCommand = StartPull | LoadBlocks | CancelFetch | FreeSource
 
 
 def encode_kv_handle(kv_handle: SimKvHandle) -> bytes:
-    """A ticket's `params`; ids and layouts have no NUL in them."""
+    """The `params` of a KV handle; ids and layouts must not contain NUL."""
     parts = (
         *(kv_handle.engine_id, kv_handle.leg_id, kv_handle.address, kv_handle.layout),
         *(str(kv_handle.tokens), str(kv_handle.blocks), kv_handle.prompt_digest.hex()),
@@ -61,7 +61,7 @@ def encode_kv_handle(kv_handle: SimKvHandle) -> bytes:
 
 
 def decode_kv_handle(kv_handle: KvHandle) -> SimKvHandle:
-    """What `encode_kv_handle` was given."""
+    """Inverse of `encode_kv_handle`."""
     engine_id, leg_id, address, layout, tokens, blocks, digest = kv_handle.params.decode().split(
         _SEPARATOR
     )

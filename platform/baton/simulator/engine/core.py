@@ -1,24 +1,24 @@
-"""The simulated engine without its clock: a scheduler with continuous batching over paged KV.
+"""The simulated engine without its clock: continuous batching over paged KV.
 
-Theory of operation: a body calls `begin_step`, lets `_Step.duration_s` pass, and calls
-`finish_step`; between the two it may add, abort, and report pulls. Legs go
-WAITING -> RUNNING -> ENDED, those with blocks to pull or to load
-WAITING -> TRANSFER -> READY -> RUNNING -> ENDED; out of blocks, the youngest running leg falls back
-to WAITING and will recompute. A leg's prompt gets all its blocks when it leaves WAITING, in arrival
-order, nobody jumping the queue but those with an adapter that runs; decoding takes a block more
-when the last is full. Running legs are served first, then newcomers, until the step's token budget
-is used up.
+Theory of operation: the caller calls `begin_step`, lets `_Step.duration_s` pass, and calls
+`finish_step`; in between it may add, abort, and report pulls. Legs go WAITING -> RUNNING -> ENDED.
+Legs with blocks to pull or load go WAITING -> FETCHING -> READY -> RUNNING -> ENDED. Out of blocks,
+the youngest running leg returns to WAITING and recomputes.
 
-A ticket may cover less than the prompt of the leg that brings it: what it covers is pulled, the
-rest computed. A finished PREFILL leg becomes a lease: its blocks stay owned until pulled, released
-or expired. What the body has to do outside (pulls, loads, telling a source to free) is in
-`pop_commands`. Every time is an argument, in seconds on the body's clock. What may fail: a pull,
-see `pull_failed`.
+A leg gets blocks for its whole prompt when it leaves WAITING, in arrival order; only legs with a
+running adapter may overtake. A decode allocates a block when its last is full. Running legs get
+tokens first, then new legs, until the step's token budget is used up.
+
+A KV handle may cover less than the prompt: the rest is computed. A finished PREFILL leg becomes a
+lease: its blocks stay owned until they are pulled, released or expired. `pop_commands` has the
+caller's work (pulls, loads, messages to a source). All times are arguments, in seconds on the
+caller's clock. Only pulls can fail: see `pull_failed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from baton.control.fleet.loaded_adapters import LoadedAdapters
@@ -36,7 +36,6 @@ from baton.simulator.engine.commands import (
     SimKvHandle,
     StartPull,
 )
-from baton.simulator.engine.leg_queues import LegQueues
 from baton.simulator.engine.leg_timer import LegTimer
 from baton.simulator.engine.memory import KvMemory
 from baton.simulator.engine.meters import EngineMeters
@@ -45,21 +44,27 @@ from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 from baton.simulator.engine.tokens import TokenStream, digest, model_key, pack_tokens
 
 
-class _Step(NamedTuple):
-    """What one step computes."""
+class _QueueCounts(NamedTuple):
+    """Legs by state, and the tokens that they still have to compute."""
 
+    queued: int
+    pulling: int
+    running: int
+    queued_tokens: int
+
+
+class _Step(NamedTuple):
     duration_s: float
     started_at_s: float
     prefill_tokens: int
     decode_requests: int
     context_tokens: int
-    """What those decoding requests attend to."""
+    """KV tokens that its decodes attend to."""
     loading_s: float = 0.0
-    """Of its duration, what it took to load adapters."""
+    """Part of its duration that loads adapters."""
 
     @property
     def tokens(self) -> int:
-        """All tokens that the step computes."""
         return self.prefill_tokens + self.decode_requests
 
 
@@ -82,7 +87,7 @@ class SimCore:
         self._encode_kv_handle = encode_kv_handle
         self._layout = settings.layout(model)
         self._memory = KvMemory(settings, self._layout)
-        self._queues = LegQueues()
+        self._queues = _LegQueues()
         self._step: _Step | None = None
         self._scheduled: list[tuple[LegRun, int]] = []
         self._commands: list[EngineCommand] = []
@@ -96,9 +101,9 @@ class SimCore:
     def add(
         self, leg: Leg, kv_handle: SimKvHandle | None = None, *, now_s: float | None = None
     ) -> LegFailure | None:
-        """Queue a leg; None when accepted, else why not. A decode leg brings its ticket, read.
+        """Queue a leg; None when accepted. `kv_handle` is a decode leg's decoded KV handle.
 
-        Without `now_s` nothing is told of its times.
+        Without `now_s`, outputs have no times.
         """
         prompt = leg.prompt_token_ids
         if not prompt or len(prompt) >= self._settings.max_len_tokens:
@@ -126,7 +131,7 @@ class SimCore:
         return None
 
     def reject_invalid(self, leg: Leg) -> LegOutput | None:
-        """End a leg that was accepted and asks for what cannot be had; None for any other."""
+        """End an accepted leg whose prompt has `invalid_token_id`; None for any other leg."""
         invalid_token_id, run = self._settings.invalid_token_id, self._queues.get(leg.leg_id)
         if invalid_token_id is None or run is None or invalid_token_id not in leg.prompt_token_ids:
             return None
@@ -135,9 +140,9 @@ class SimCore:
         return LegOutput(leg.leg_id, finish=FinishReason.INVALID, stop_reason=stop_reason)
 
     def abort(self, leg_ids: Iterable[str]) -> None:
-        """End legs without a word and free what they hold, at the source too; others are ignored.
+        """End legs without an output and free their blocks, also at the source; ignores other ids.
 
-        A prefill leg that has finished is not a leg any more but a lease, and stays.
+        A finished prefill leg is a lease and stays.
         """
         for leg_id in leg_ids:
             run = self._queues.get(leg_id)
@@ -152,7 +157,7 @@ class SimCore:
 
     # ------------------------------------------------------------------ steps
     def begin_step(self, now_s: float) -> _Step | None:
-        """Choose what to compute next; None when there is nothing that could be."""
+        """Choose the next step; None without work."""
         expect(self._step is None, "a step is under way: finish it first")
         self.expire_leases(now_s)
         scheduled, budget = self._schedule_running()
@@ -170,7 +175,7 @@ class SimCore:
         return self._step
 
     def finish_step(self, now_s: float) -> tuple[LegOutput, ...]:
-        """Account for the step under way and return what it produced, in running order."""
+        """End the step under way and return its outputs, in running order."""
         step = self._step
         if step is None:
             raise AssertionError("no step is under way: begin one first")
@@ -195,10 +200,10 @@ class SimCore:
     def pull_done(
         self, leg_id: str, *, blocks: int, duration_s: float, source_kept: bool
     ) -> LegOutput | None:
-        """The blocks of a pull are here; ignored when the leg was aborted meanwhile.
+        """Record the arrival of pulled blocks; ignored when the leg was aborted meanwhile.
 
-        Where the source had not `source_kept` them to the end they may be another prompt's: the leg
-        computes its own or, if set so, ends with the returned error.
+        Without `source_kept` the blocks may be another prompt's. Then the leg recomputes or ends
+        with the returned error (`on_transfer_failure`).
         """
         run = self._queues.in_transfer(leg_id)
         if run is None or run.kv_handle is None:
@@ -208,7 +213,7 @@ class SimCore:
             run.kv_handle.engine_id, moved_bytes=moved_bytes, duration_s=duration_s
         )
         self._pull_permits.end(leg_id)
-        # No engine sees by its blocks whose they are: it decodes from what it has read.
+        # Like a real engine, it decodes from the blocks that it has read.
         if (
             not source_kept
             or self._digest(run.leg, run.kv_handle.tokens) != run.kv_handle.prompt_digest
@@ -225,7 +230,7 @@ class SimCore:
         return None
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
-        """A pull did not work; the leg recomputes or, if set so, ends with the returned error."""
+        """Record a failed pull; the leg recomputes or ends with the returned error."""
         run = self._queues.in_transfer(leg_id)
         if run is None or run.kv_handle is None:
             return None
@@ -234,7 +239,6 @@ class SimCore:
         return self._on_fetch_failed(run)
 
     def _on_fetch_failed(self, run: LegRun) -> LegOutput | None:
-        """What was to be fetched is not to be had."""
         if self._settings.on_transfer_failure is OnTransferFailure.RECOMPUTE:
             run.token_stream = self._token_stream(run.leg)
             self._queues.on_blocks_arrived(run)
@@ -243,56 +247,56 @@ class SimCore:
         return LegOutput(run.leg.leg_id, finish=FinishReason.ERROR)
 
     def load_done(self, leg_id: str) -> None:
-        """Blocks have come from the host's memory; ignored when the leg was aborted meanwhile."""
+        """Record blocks loaded from the host tier; ignored when the leg was aborted meanwhile."""
         if (run := self._queues.in_transfer(leg_id)) is not None:
             self._memory.on_host_blocks_loaded(run)
             self._queues.on_blocks_arrived(run)
 
     # ------------------------------------------------------------------ transfers, source side
     def is_leased(self, leg_id: str, now_s: float) -> bool:
-        """Whether the blocks of this finished prefill leg are still kept."""
+        """Whether the blocks of this finished prefill leg are still leased."""
         self.expire_leases(now_s)
         return self._memory.is_leased(leg_id)
 
     def renew(self, leg_id: str, now_s: float) -> None:
-        """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
+        """Extend the lease of a finished prefill leg; does nothing after its end."""
         if self.is_leased(leg_id, now_s):
             self._memory.renew(leg_id, now_s)
 
     def pending_kv_handles(self) -> tuple[SimKvHandle, ...]:
-        """What legs wait for that is elsewhere: their leases are to be renewed."""
+        """KV handles of blocks that are still to be pulled: their leases need renewal."""
         return tuple(run.kv_handle for run in self._queues if run.kv_handle is not None)
 
     def release(self, leg_id: str, now_s: float) -> bool:
-        """Free a finished prefill leg's blocks; False when they were no longer kept."""
+        """Free a finished prefill leg's blocks; False without a lease."""
         was_leased = self.is_leased(leg_id, now_s)
         if was_leased:
             self._memory.release(leg_id)
         return was_leased
 
     def expire_leases(self, now_s: float) -> None:
-        """Free the blocks of leases whose time is up."""
+        """Free the blocks of leases that are due."""
         self._meters.record_expired_leases(self._memory.expire(now_s))
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When to look again though nothing happens; None: no lease ends, no pull is overdue."""
+        """When a lease ends or a pull is overdue; None for never."""
         permit_at_s = self._pull_permits.next_at_s if self._queues.waiting else None
         times = (self._memory.next_expiry_s, permit_at_s)
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     # ------------------------------------------------------------------ for the body
     def pop_commands(self) -> tuple[EngineCommand, ...]:
-        """What the body has to do outside, since this was last called."""
+        """Commands for the caller since the last call."""
         commands, self._commands = tuple(self._commands), []
         return commands
 
     def pop_events(self) -> tuple[KvEvent, ...]:
-        """What changed in the prefix cache since this was last called."""
+        """Changes of the prefix cache since the last call."""
         return self._memory.pop_events()
 
     def load(self) -> Load:
-        """The load at this moment, counted."""
+        """The load at this moment."""
         counts = self._queues.counts()
         return Load(
             queued_requests=counts.queued,
@@ -307,11 +311,11 @@ class SimCore:
         )
 
     def links(self) -> tuple[LinkTotals, ...]:
-        """What was pulled from whom."""
+        """Totals of pulls, by source."""
         return self._meters.links
 
     def reset_cache(self) -> bool:
-        """Empty the prefix cache, both tiers; False, and nothing, while any block is in use."""
+        """Empty both tiers of the prefix cache; False, without a change, while a block is used."""
         return self._memory.reset_cache()
 
     def check_integrity(self) -> None:
@@ -322,7 +326,7 @@ class SimCore:
 
     # ------------------------------------------------------------------ scheduling
     def _schedule_running(self) -> tuple[list[tuple[LegRun, int]], int]:
-        """Work for the legs that already run, oldest first, and the token budget that is left."""
+        """Work for the running legs, oldest first, and the remaining token budget."""
         budget = self._token_budget()
         scheduled: list[tuple[LegRun, int]] = []
         for run in tuple(self._queues.running):
@@ -338,7 +342,7 @@ class SimCore:
         return scheduled, budget
 
     def _token_budget(self) -> int:
-        """The next step's; see `baton.engine.vllm.patches.step_budget`."""
+        """Tokens of the next step; see `baton.engine.vllm.patches.step_budget`."""
         settings = self._settings
         if settings.max_batched_tokens_while_decoding is not None and any(
             run.is_streaming for run in self._queues.running
@@ -347,7 +351,6 @@ class SimCore:
         return settings.max_batched_tokens
 
     def _load_adapter(self, run: LegRun) -> float:
-        """See to it that a run's adapter is there; how long that takes."""
         name = run.leg.adapter
         if name is None or self._adapters.touch(name):
             return 0.0
@@ -372,16 +375,16 @@ class SimCore:
             kv_used_fraction=self._memory.used_fraction,
         )
         return _Step(
-            duration_s + loading_s,
-            now_s,
-            prefill_tokens,
-            decode_requests,
-            context_tokens,
-            loading_s,
+            duration_s=duration_s + loading_s,
+            started_at_s=now_s,
+            prefill_tokens=prefill_tokens,
+            decode_requests=decode_requests,
+            context_tokens=context_tokens,
+            loading_s=loading_s,
         )
 
     def _allocate_or_preempt(self, run: LegRun) -> bool:
-        """Let a running leg's newest token have a block; False if the leg was preempted instead."""
+        """Allocate a block for a running leg's newest token; False if it was preempted instead."""
         while not self._memory.try_extend(run):
             victim = self._queues.running[-1]
             self._preempt(victim)
@@ -415,7 +418,7 @@ class SimCore:
             budget -= tokens
 
     def _startable(self, now_s: float) -> Sequence[LegRun]:
-        """Legs that wait, without those that wait for their turn to pull."""
+        """Waiting legs, except those that need a pull while `max_pulls` others run."""
         waiting = self._queues.waiting
         if self._pull_permits.can_begin(now_s):
             return waiting
@@ -424,8 +427,7 @@ class SimCore:
     def _start_fetch(self, run: LegRun, now_s: float) -> bool:
         """Order the blocks of a placed leg that are elsewhere; False when all are here.
 
-        The host's memory is nearer than another engine: where it has all that the ticket promises,
-        nothing is pulled. Otherwise nothing is loaded.
+        If the host tier holds all blocks of the KV handle they are loaded, else all are pulled.
         """
         kv_handle = run.kv_handle
         if kv_handle is not None:
@@ -451,7 +453,7 @@ class SimCore:
     # ------------------------------------------------------------------ tokens and ends
     def _generate_token(self, run: LegRun, now_s: float) -> LegOutput:
         is_prefill = run.leg.kind is LegKind.PREFILL
-        # A token that is not given only proves that the prompt is done; decode draws it again.
+        # Otherwise the token only ends the prefill, and the decode leg samples it again.
         is_client_token = not is_prefill or run.leg.emits_first_token
         may_end = is_client_token and run.generated_tokens >= run.leg.min_tokens
         token, is_eos = run.token_stream.next_token(may_end=may_end)
@@ -517,5 +519,110 @@ class SimCore:
         return TokenStream(model, self._settings, leg.prompt_token_ids)
 
     def _digest(self, leg: Leg, tokens: int) -> bytes:
-        """What stands for a leg's leading tokens, its adapter and its salt."""
         return digest(self._memory.root_hash(leg) + pack_tokens(leg.prompt_token_ids[:tokens]))
+
+
+class _LegQueues:
+    """Waiting, ready and running legs; legs in a transfer are in no queue."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[LegRun] = deque()
+        self.ready: deque[LegRun] = deque()
+        self.running: list[LegRun] = []
+        self._runs: dict[str, LegRun] = {}
+
+    def __contains__(self, leg_id: str) -> bool:
+        return leg_id in self._runs
+
+    def __iter__(self) -> Iterator[LegRun]:
+        return iter(self._runs.values())
+
+    def get(self, leg_id: str) -> LegRun | None:
+        """The live leg with this id; None for an ended or unknown leg."""
+        return self._runs.get(leg_id)
+
+    def in_transfer(self, leg_id: str) -> LegRun | None:
+        """The leg with this id if it waits for a transfer, else None."""
+        run = self._runs.get(leg_id)
+        return run if run is not None and run.state is LegRunState.FETCHING else None
+
+    def add(self, run: LegRun) -> None:
+        """Queue a new leg."""
+        self._runs[run.leg.leg_id] = run
+        self.waiting.append(run)
+
+    def on_blocks_arrived(self, run: LegRun) -> None:
+        """Make a leg ready after its transfer."""
+        run.kv_handle = None
+        run.state = LegRunState.READY
+        self.ready.append(run)
+
+    def first_admissible(self, queue: Sequence[LegRun], max_adapters: int) -> LegRun | None:
+        """The first leg with which at most `max_adapters` adapters run; None without such a leg."""
+        if not max_adapters or not queue:
+            return queue[0] if queue else None
+        running_adapters = {run.leg.adapter for run in self.running} - {None}
+        if len(running_adapters) < max_adapters:
+            return queue[0]
+        return next((run for run in queue if run.leg.adapter in {None, *running_adapters}), None)
+
+    def start(self, run: LegRun) -> None:
+        """Run a leg that was taken from its queue."""
+        run.state = LegRunState.RUNNING
+        self.running.append(run)
+
+    def requeue_preempted(self, run: LegRun) -> None:
+        """Put a running leg at the head of the waiting queue."""
+        self.running.remove(run)
+        run.computed_tokens = 0
+        run.state = LegRunState.WAITING
+        self.waiting.appendleft(run)
+
+    def remove(self, run: LegRun) -> None:
+        """End a leg in any state."""
+        del self._runs[run.leg.leg_id]
+        match run.state:
+            case LegRunState.WAITING:
+                self.waiting.remove(run)
+            case LegRunState.READY:
+                self.ready.remove(run)
+            case LegRunState.RUNNING:
+                self.running.remove(run)
+            case LegRunState.FETCHING | LegRunState.ENDED:
+                pass
+        run.state = LegRunState.ENDED
+
+    def counts(self) -> _QueueCounts:
+        """Legs by state at this moment."""
+        queued = (*self.waiting, *self.ready)
+        prefilling = (run for run in self.running if run.missing_tokens > 1)
+        return _QueueCounts(
+            queued=len(queued),
+            pulling=sum(run.state is LegRunState.FETCHING for run in self._runs.values()),
+            running=len(self.running),
+            queued_tokens=sum(run.expected_missing_tokens for run in (*queued, *prefilling)),
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that each leg is in exactly the queue of its state."""
+        runs = list(self._runs.values())
+        queues = {
+            LegRunState.WAITING: list(self.waiting),
+            LegRunState.READY: list(self.ready),
+            LegRunState.RUNNING: self.running,
+        }
+        for state, members in queues.items():
+            ids_in_state = {run.leg.leg_id for run in runs if run.state is state}
+            queued_ids = [run.leg.leg_id for run in members]
+            expect(
+                len(queued_ids) == len(set(queued_ids)),
+                f"{state}: a leg is listed twice: {queued_ids}",
+            )
+            expect(
+                set(queued_ids) == ids_in_state,
+                f"{state}: listed {queued_ids}, in that state {ids_in_state}",
+            )
+        expect(
+            all(run.state is not LegRunState.ENDED for run in runs), "an ended leg is still known"
+        )
+        expect(not any(run.blocks for run in self.waiting), "a waiting leg holds blocks")

@@ -1,4 +1,4 @@
-"""How long a simulated engine lets a leg wait, and then computes until its first output."""
+"""How long a leg waits in a simulated engine, and computes until its first output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from baton.domain.handoff import LegTimes
 
 
 class LegTimer:
-    """The times of one leg. Not a dataclass: there is one for every leg of a simulation."""
+    """The times of one leg. A plain class with slots, for speed."""
 
     __slots__ = (
         "_first_output_at_s",
@@ -17,7 +17,7 @@ class LegTimer:
     )
 
     def __init__(self, queued_at_s: float | None) -> None:
-        """Begin when the engine gets the leg; None: nobody says when, so that nothing is told."""
+        """Begin when the engine gets the leg; None: the leg reports no times."""
         self.preemptions = 0
         self._queued_at_s = queued_at_s
         self._scheduled_at_s: float | None = None
@@ -25,17 +25,17 @@ class LegTimer:
         self._reported_preemptions = 0
 
     def on_scheduled(self, now_s: float) -> None:
-        """A step computes for it; only the first one counts."""
+        """Note the first step that computes for the leg; ignores later steps."""
         if self._scheduled_at_s is None:
             self._scheduled_at_s = now_s
 
     def on_first_output(self, now_s: float) -> LegTimes | None:
-        """What to tell with its first output."""
+        """The times for the leg's first output."""
         self._first_output_at_s = now_s
         return self._times()
 
     def on_last_output(self) -> LegTimes | None:
-        """What to tell with an output that is its last, and not its first."""
+        """The times for a last output that is not the first: only after further preemptions."""
         return self._times() if self.preemptions > self._reported_preemptions else None
 
     def _times(self) -> LegTimes | None:

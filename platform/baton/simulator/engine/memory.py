@@ -1,4 +1,4 @@
-"""The KV memory of a simulated engine: who owns which blocks, what is cached, what is leased."""
+"""The KV memory of a simulated engine: owners of blocks, prefix cache, leases, host tier."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _HOST = "cpu"
 
 
 class _BlockContent(NamedTuple):
-    """What is known of one full block."""
-
     block_hash: BlockHash
     parent_hash: BlockHash | None
     token_ids: tuple[int, ...]
@@ -30,11 +28,10 @@ class _BlockContent(NamedTuple):
 
 
 class KvMemory:
-    """Blocks for runs, a prefix cache chained by block hashes, and leases on finished prefills.
+    """Blocks for runs, a prefix cache chained by block hashes, and leases of finished prefills.
 
-    The chains start from the layout, the adapter and the salt, so that no two models, block sizes,
-    adapters or tenants ever share a hash. What is evicted goes to the host's memory, if there is
-    room for anything.
+    The chains start from layout, adapter and salt: no two models, block sizes, adapters or tenants
+    share a hash. Evicted blocks go to the host tier, if it has room.
     """
 
     def __init__(self, settings: SimSettings, layout: str) -> None:
@@ -44,30 +41,29 @@ class KvMemory:
         self._pool = BlockPool(settings.kv_blocks)
         self._host = HostTier(settings.host_blocks)
         self._leases: dict[str, tuple[int, ...]] = {}
-        """The blocks that are kept, by the leg that computed them."""
         self._expiries = Deadlines()
         self._events: list[KvEvent] = []
 
     @property
     def used_fraction(self) -> float:
-        """The share of blocks that somebody owns; what is merely cached is free for the taking."""
+        """The fraction of blocks with an owner; cached blocks without one are available."""
         return self._pool.used_blocks / self._pool.total_blocks
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks this many tokens need."""
+        """Number of blocks for this number of tokens."""
         return -(-tokens // self._block_size_tokens)
 
     def root_hash(self, leg: Leg) -> BlockHash:
-        """Where the chains of one adapter and salt start."""
+        """Start of the chains of one adapter and salt."""
         adapter = b"" if leg.adapter is None else b"\1" + leg.adapter.encode()
         return digest(self._layout.encode() + adapter + salt_bytes(leg.cache_salt))
 
     # ------------------------------------------------------------------ a run's blocks
     def try_allocate(self, run: LegRun) -> bool:
-        """Give a run all the blocks its tokens need; False, and nothing, without room.
+        """Give a run all blocks that its tokens need; False, without a change, if room is missing.
 
-        Cached leading blocks are reused, and count as computed; those that follow in the host's
-        memory are to be loaded. The last token is always computed: its logits are needed.
+        Cached leading blocks are reused and count as computed; blocks that follow in the host tier
+        are to be loaded. The last token is always computed: sampling needs its logits.
         """
         self._extend_hashes(run)
         max_hit_blocks = (len(run.tokens) - 1) // self._block_size_tokens
@@ -86,12 +82,12 @@ class KvMemory:
         return True
 
     def touch_host_blocks(self, run: LegRun) -> None:
-        """Note that a run's blocks in the host's memory are being loaded."""
+        """Note that a run's blocks in the host tier are being loaded."""
         first = run.cached_blocks
         self._host.touch(run.hashes[first : first + run.host_blocks])
 
     def on_host_blocks_loaded(self, run: LegRun) -> None:
-        """A run's blocks have come from the host's memory."""
+        """Count a run's loaded blocks as computed."""
         run.computed_tokens = (run.cached_blocks + run.host_blocks) * self._block_size_tokens
         run.host_blocks = 0
         self.cache_full_blocks(run)
@@ -107,7 +103,7 @@ class KvMemory:
         return True
 
     def free(self, run: LegRun) -> None:
-        """Take a run's blocks back; the full ones stay cached until someone needs the room."""
+        """Free a run's blocks; full blocks stay cached until they are evicted."""
         self._pool.free(run.blocks)
         run.blocks = []
         run.cached_blocks = run.host_blocks = 0
@@ -132,19 +128,19 @@ class KvMemory:
 
     # ------------------------------------------------------------------ leases
     def lease(self, run: LegRun, now_s: float) -> None:
-        """Keep a run's blocks for whoever pulls them."""
+        """Turn a run's blocks into a lease, for the engine that pulls them."""
         self._leases[run.leg.leg_id] = tuple(run.blocks)
         self._expiries.arm(run.leg.leg_id, now_s + self._lease_s)
         run.blocks = []
 
     def renew(self, leg_id: str, now_s: float) -> None:
-        """Keep a leg's blocks for longer, where they are still kept."""
+        """Extend a leg's lease, if it has not ended."""
         if leg_id in self._leases:
             until_s = renewed_expiry_s(now_s, self._lease_s)
             self._expiries.postpone(leg_id, until_s)
 
     def is_leased(self, leg_id: str) -> bool:
-        """Whether this finished prefill leg's blocks are still kept."""
+        """Whether this finished prefill leg's blocks are still leased."""
         return leg_id in self._leases
 
     def release(self, leg_id: str) -> None:
@@ -153,7 +149,7 @@ class KvMemory:
         self._pool.free(self._leases.pop(leg_id))
 
     def expire(self, now_s: float) -> int:
-        """End the leases whose time is up and count them."""
+        """End the leases that are due; returns their number."""
         expired = tuple(self._expiries.pop_due(now_s))
         for leg_id in expired:
             self.release(leg_id)
@@ -161,18 +157,18 @@ class KvMemory:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When to look for a lease that ends: perhaps early, never late; None without leases."""
+        """When to check for expired leases: maybe early, never late; None without leases."""
         return self._expiries.next_at_s()
 
-    # ------------------------------------------------------------------ what others are told
+    # ------------------------------------------------------------------ reports
     def record_evictions(self) -> None:
-        """Turn the evictions so far into events; before anything newer is stored."""
+        """Turn the evictions so far into events; must precede newer stored blocks."""
         if evicted := self._pool.pop_evicted():
             self._events.extend(self._host.store_evicted(evicted))
             self._events.append(BlocksRemoved(block_hashes=evicted, tier=_GPU))
 
     def reset_cache(self) -> bool:
-        """Forget all that is cached, in both tiers; False, and nothing, while blocks are in use."""
+        """Empty both tiers of the prefix cache; False, without a change, while a block is used."""
         self.record_evictions()
         if not self._pool.reset_cache():
             return False
@@ -181,13 +177,13 @@ class KvMemory:
         return True
 
     def pop_events(self) -> tuple[KvEvent, ...]:
-        """What changed in the prefix cache since this was last called."""
+        """Changes of the prefix cache since the last call."""
         self.record_evictions()
         events, self._events = tuple(self._events), []
         return events
 
     def check_integrity(self, runs: Iterable[LegRun]) -> None:
-        """Assert that every block is owned by exactly those who think so."""
+        """Assert that every block's owners are the runs and leases that list it."""
         runs = tuple(runs)
         running_and_leased = self._leases.keys() & {run.leg.leg_id for run in runs}
         expect(
@@ -197,7 +193,7 @@ class KvMemory:
         self._pool.check_integrity([*(run.blocks for run in runs), *self._leases.values()])
 
     def _extend_hashes(self, run: LegRun) -> None:
-        """Hash the blocks that have become full: each over its tokens and the hash before it."""
+        """Hash the blocks that have become full: each over its tokens and the previous hash."""
         size = self._block_size_tokens
         previous = run.hashes[-1] if run.hashes else self.root_hash(run.leg)
         for start in range(len(run.hashes) * size, len(run.tokens) - size + 1, size):
@@ -221,17 +217,16 @@ class KvMemory:
 
 
 def salt_bytes(cache_salt: str | None) -> bytes:
-    """A salt as bytes; no salt and an empty one differ."""
+    """A salt as bytes; no salt and an empty salt differ."""
     return b"" if cache_salt is None else b"\0" + cache_salt.encode("utf-8", "surrogatepass")
 
 
 class HostTier:
-    """Evicted blocks, the least recently used first; holds nothing when it has no room at all.
+    """Evicted blocks, least recently used first; holds nothing when it has no room at all.
 
-    Theory of operation: a block that the KV cache evicts comes here; when there is no room, the one
-    that was kept or used longest ago goes for good. A block that is loaded back stays here too,
-    until it goes. Prompts are kept and used tail first, so a prompt's tail always goes before its
-    head.
+    Theory of operation: evicted blocks of the KV cache come here. Without room, the block that was
+    stored or used longest ago is dropped. A loaded block stays here too. Prompts are stored and
+    used tail first, so a prompt's tail is dropped before its head.
     """
 
     def __init__(self, total_blocks: int) -> None:
@@ -240,7 +235,7 @@ class HostTier:
         self._host_blocks: OrderedDict[BlockHash, _BlockContent] = OrderedDict()
 
     def record_gpu_blocks(self, stored: BlocksStored) -> None:
-        """Note what blocks hold that have come into the KV cache."""
+        """Note the content of blocks that were stored in the KV cache."""
         if not self._total_blocks:
             return
         size, parent_hash = stored.block_size_tokens, stored.parent_hash
@@ -253,7 +248,7 @@ class HostTier:
             parent_hash = block_hash
 
     def store_evicted(self, evicted: Sequence[BlockHash]) -> Iterator[KvEvent]:
-        """Keep what the KV cache has evicted, tails first; yields what has changed here."""
+        """Store evicted blocks, tails first; yields the changes of this tier."""
         if not self._total_blocks:
             return
         contents = [self._gpu_blocks.pop(block_hash) for block_hash in evicted]
@@ -269,29 +264,29 @@ class HostTier:
             yield BlocksRemoved(block_hashes=dropped, tier=_HOST)
 
     def match(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading ones of these blocks are here."""
+        """How many leading blocks of these are here."""
         for index, block_hash in enumerate(hashes):
             if block_hash not in self._host_blocks:
                 return index
         return len(hashes)
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
-        """Note that these blocks, in prompt order, are loaded."""
+        """Mark these blocks, in prompt order, as most recently used."""
         for block_hash in reversed(hashes):
             self._host_blocks.move_to_end(block_hash)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all blocks."""
         self._gpu_blocks.clear()
         self._host_blocks.clear()
 
     def block_hashes(self) -> frozenset[BlockHash]:
-        """Everything that is here."""
+        """All blocks that are here."""
         return frozenset(self._host_blocks)
 
 
 def _stored_events(contents: Iterable[_BlockContent]) -> Iterator[BlocksStored]:
-    """One event for each run of blocks that follow each other."""
+    """One event for each chain of consecutive blocks."""
     chain: list[_BlockContent] = []
     for content in contents:
         if chain and content.parent_hash != chain[-1].block_hash:

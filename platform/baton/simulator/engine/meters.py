@@ -1,4 +1,4 @@
-"""What simulated engines count: steps and what they computed, pulls by source, leases run out."""
+"""Counters of simulated engines: steps, pulls by source, expired leases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRANSPORT = "sim"
 
 
 class PullMeter:
-    """Pulls since the engine was made."""
+    """Totals of pulls."""
 
     __slots__ = ("_links", "transfers")
 
@@ -20,11 +20,11 @@ class PullMeter:
 
     @property
     def links(self) -> tuple[LinkTotals, ...]:
-        """Pulls by source, those pulled from first in front."""
+        """Pulls by source, in the order of the first pull."""
         return tuple(self._links.values())
 
     def record_pull(self, source_id: str, *, moved_bytes: int, duration_s: float) -> None:
-        """A pull brought its blocks."""
+        """Count a successful pull."""
         total, link = self.transfers, self._link(source_id)
         self.transfers = total._replace(
             pulls=total.pulls + 1,
@@ -38,19 +38,19 @@ class PullMeter:
         )
 
     def record_pull_failure(self, source_id: str) -> None:
-        """A pull brought nothing."""
+        """Count a failed pull."""
         self.transfers = self.transfers._replace(failures=self.transfers.failures + 1)
         link = self._link(source_id)
         self._links[source_id] = link._replace(failures=link.failures + 1)
 
     def record_void_pull(self) -> None:
-        """A pull brought blocks that its source had not kept."""
+        """Count a pull whose source had not kept the blocks."""
         self.transfers = self.transfers._replace(
             invalidated_pulls=self.transfers.invalidated_pulls + 1
         )
 
     def record_expired_leases(self, leases: int) -> None:
-        """Leases ran out before anyone pulled."""
+        """Count leases that ended before a pull."""
         total = self.transfers.expired_leases + leases
         self.transfers = self.transfers._replace(expired_leases=total)
 
@@ -59,7 +59,7 @@ class PullMeter:
 
 
 class EngineMeters(PullMeter):
-    """Those, and steps; totals only grow, but for the average `step_s`."""
+    """Totals of pulls and steps, and the average `step_s`."""
 
     __slots__ = ("step_s", "steps")
 
@@ -71,7 +71,7 @@ class EngineMeters(PullMeter):
     def record_step(
         self, duration_s: float, *, prefill_tokens: int, decode_tokens: int, context_tokens: int
     ) -> None:
-        """A step ended."""
+        """Count an ended step."""
         weight = STEP_AVERAGE_WEIGHT if self.steps.steps else 1.0
         self.step_s += weight * (duration_s - self.step_s)
         before = self.steps

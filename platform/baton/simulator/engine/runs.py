@@ -1,4 +1,4 @@
-"""A leg inside a simulated engine, and how far it has come."""
+"""A leg inside a simulated engine, and its progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.simulator.engine.tokens import TokenStream
 
 
 class LegRunState(Enum):
-    """Where a leg is; `baton.simulator.engine.core` tells the edges."""
+    """Where a leg is; `baton.simulator.engine.core` lists the transitions."""
 
     WAITING = auto()
     FETCHING = auto()
@@ -24,11 +24,10 @@ class LegRunState(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LegRun:
-    """A leg and how far it has come."""
+    """A leg and its progress."""
 
     leg: Leg
     kv_handle: SimKvHandle | None
-    """Not yet pulled."""
     tokens: list[int]
     end_tokens: int
     token_stream: TokenStream
@@ -36,23 +35,23 @@ class LegRun:
     blocks: list[int] = field(default_factory=list)
     cached_blocks: int = 0
     host_blocks: int = 0
-    """How many blocks after the remembered ones are to be loaded from the host's memory."""
+    """Blocks behind the cached blocks that are to be loaded from the host tier."""
     computed_tokens: int = 0
     local_hit_tokens: int = 0
-    """Tokens that the prefix cache had when the leg was placed."""
+    """Tokens in the local prefix cache when the leg was placed."""
     cached_tokens: int | None = None
-    """Tokens that were not computed here when the leg first ran, fetched ones among them."""
+    """Prompt tokens from a cache or a pull when the leg first ran; None before."""
     first_output_sent: bool = False
     timer: LegTimer
     state: LegRunState = LegRunState.WAITING
 
     @property
     def missing_tokens(self) -> int:
-        """How many tokens have to be computed before the next one can be drawn."""
+        """Tokens to compute before the next can be sampled."""
         return len(self.tokens) - self.computed_tokens
 
     def cache_use(self, cached_now_tokens: int) -> CacheUse:
-        """What is said of its prompt, of which the prefix cache holds so many tokens now."""
+        """Report the cache use of its prompt, of which `cached_now_tokens` are cached now."""
         cached_tokens = self.cached_tokens or 0
         return CacheUse(
             cached_tokens - self.local_hit_tokens, max(0, cached_now_tokens - cached_tokens)
@@ -60,7 +59,7 @@ class LegRun:
 
     @property
     def expected_missing_tokens(self) -> int:
-        """The same, as far as can be told before it begins and what is cached of it shows."""
+        """`missing_tokens`; before the first step, at most those that the coordinator expects."""
         missing = self.missing_tokens
         return (
             missing
@@ -70,11 +69,11 @@ class LegRun:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether somebody waits for its next token, as a client does after the first."""
+        """Whether a client waits for its next token, as after the first."""
         has_more_tokens = self.leg.kind is not LegKind.PREFILL and self.leg.max_tokens > 1
         return has_more_tokens and self.generated_tokens > 0 and self.missing_tokens == 1
 
     @property
     def generated_tokens(self) -> int:
-        """How many tokens this leg has generated so far."""
+        """Number of tokens that this leg has generated."""
         return len(self.tokens) - len(self.leg.prompt_token_ids)

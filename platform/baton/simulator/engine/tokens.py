@@ -1,9 +1,9 @@
 """The simulated model: the next token is a pure function of all tokens before it.
 
-Theory of operation: a sequence is read as one number in base 2^32 below a model-dependent leading
-digit, modulo a 64-bit prime; a mixed form of that residue picks the next token. So the same prompt
-continues the same way on any replica, through any handoff and after any resume, and a stream that
-lost, repeated or swapped a token goes astray visibly. One more token costs O(1).
+Theory of operation: a sequence is a number in base 2^32 with a model-dependent leading digit,
+modulo a 64-bit prime; a mixed form of that residue picks the next token. So a prompt continues the
+same way on any replica and after any handoff or resume, and a lost, repeated or swapped token
+changes the rest of a stream. One more token costs O(1).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def digest(data: bytes) -> bytes:
-    """16 bytes that stand for `data`."""
+    """A 16-byte digest."""
     return blake2b(data, digest_size=16).digest()
 
 
 def model_key(model: str, adapter: str | None) -> str:
-    """What stands for a model with an adapter over it: it goes on in other ways than without."""
+    """Key of a model with an adapter; each adapter generates other tokens."""
     return model if adapter is None else f"{model}\0{adapter}"
 
 
 class TokenStream:
-    """A sequence's state: what determines its next token."""
+    """A sequence's state, which determines its next token."""
 
     __slots__ = ("_eos_threshold", "_eos_token_id", "_id_range", "_state")
 
@@ -55,11 +55,11 @@ class TokenStream:
         self._state = (seed * shift + number) % _PRIME
 
     def corrupt(self) -> None:
-        """Go on as after another prompt: what was computed for this one is not what is there."""
+        """Continue as after another prompt: the KV blocks are not this prompt's."""
         self._state = (self._state * _MULTIPLIER + 1) % _PRIME
 
     def next_token(self, *, may_end: bool) -> tuple[int, bool]:
-        """The next token, appended to the sequence, and whether it ends it."""
+        """Append and return the next token, and whether it ends the sequence."""
         mixed = self._state ^ (self._state >> 31)
         mixed = (mixed * _MULTIPLIER) & _MASK
         is_eos = may_end and (mixed & 0xFFFF_FFFF) < self._eos_threshold
@@ -76,10 +76,9 @@ def expected_tokens(
     settings: SimSettings,
     min_tokens: int = 0,
 ) -> tuple[int, ...]:
-    """What every simulated engine of this model generates after this prompt.
+    """The ids that every simulated engine of this model generates after this prompt.
 
-    Fewer than `max_tokens` ids come back only when the context or, where `eos_probability` is
-    above 0, the sequence ends before.
+    Fewer than `max_tokens` only where the context ends, or the sequence by `eos_probability`.
     """
     max_new_tokens = min(max_tokens, settings.max_len_tokens - len(prompt_token_ids))
     stream = TokenStream(model, settings, prompt_token_ids)

@@ -1,4 +1,4 @@
-"""Which engine a virtual replica has, and what it costs to bring blocks to it."""
+"""The engines of virtual replicas, and their KV transfer settings."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ from baton.simulator.v1.core import V1Core
 from baton.simulator.v1.settings import V1Settings
 
 EngineSettings = SimSettings | V1Settings
-"""Of the token-exact engine, and of the counted one."""
+"""Of the token-exact or the counted engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """How blocks come to an engine."""
+    """KV transfer settings of an engine."""
 
     bytes_per_s: float
-    """What its network interfaces carry, in and out each."""
+    """Bandwidth of its network interfaces, in and out each."""
     setup_s: float
     """Before the first byte of a pull."""
     host_block_s: float
-    """To bring one block from the host's memory."""
+    """To load one block from the host tier."""
     lease_s: float
-    """How long blocks are kept for it, unless it says that it still wants them."""
 
 
 def link_settings(settings: EngineSettings) -> LinkSettings:
-    """What an engine's settings say of it."""
+    """The KV transfer settings in an engine's settings."""
     match settings:
         case SimSettings():
             return LinkSettings(
@@ -65,7 +64,7 @@ def link_settings(settings: EngineSettings) -> LinkSettings:
 def create_engine(
     settings: EngineSettings, *, engine_id: str, model: str, address: str
 ) -> VirtualEngine:
-    """A new engine; `address` is where others pull from it."""
+    """A new engine; other engines pull from it at `address`."""
     match settings:
         case SimSettings():
             return _ExactEngine(settings, engine_id=engine_id, model=model, address=address)
@@ -76,7 +75,7 @@ def create_engine(
 
 
 class _ExactEngine:
-    """A `VirtualEngine` whose every token and block is there."""
+    """The token-exact engine. See `VirtualEngine` for the methods."""
 
     def __init__(self, settings: SimSettings, *, engine_id: str, model: str, address: str) -> None:
         self._settings = settings
@@ -101,16 +100,13 @@ class _ExactEngine:
 
     # ------------------------------------------------------------------ legs and steps
     def add(self, leg: Leg, *, now_s: float | None = None) -> LegFailure | None:
-        """Queue a leg; None when accepted, else why not."""
         kv_handle = None if leg.kv_handle is None else decode_kv_handle(leg.kv_handle)
         return self._core.add(leg, kv_handle, now_s=now_s)
 
     def abort(self, leg_ids: Iterable[str]) -> None:
-        """End legs without a word and free what they hold; unknown ones are ignored."""
         self._core.abort(leg_ids)
 
     def begin(self, now_s: float, *, horizon_s: float) -> float | None:
-        """Seconds that the next step takes; None when there is nothing to compute."""
         step = self._core.begin_step(now_s)
         if step is None:
             return None
@@ -118,11 +114,10 @@ class _ExactEngine:
         return step.duration_s
 
     def interrupt(self, now_s: float) -> float | None:
-        """Seconds until the step under way ends, which nothing can shorten; None without one."""
+        """Seconds until the step under way ends, which nothing shortens; None without one."""
         return None if self._ends_at_s is None else self._ends_at_s - now_s
 
     def finish(self, now_s: float) -> tuple[LegOutput, ...]:
-        """What the step under way produced."""
         self._ends_at_s = None
         return self._core.finish_step(now_s)
 
@@ -130,46 +125,36 @@ class _ExactEngine:
     def pull_done(
         self, leg_id: str, *, blocks: int, duration_s: float, source_kept: bool
     ) -> LegOutput | None:
-        """The blocks of a pull are here, and whether their source kept them to the end."""
         return self._core.pull_done(
             leg_id, blocks=blocks, duration_s=duration_s, source_kept=source_kept
         )
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
-        """A pull did not work; the leg recomputes, or ends with the returned error."""
         return self._core.pull_failed(leg_id)
 
     def load_done(self, leg_id: str) -> None:
-        """Blocks have come from the host's memory."""
         self._core.load_done(leg_id)
 
     def is_leased(self, leg_id: str, now_s: float) -> bool:
-        """Whether the blocks of this finished prefill leg are still kept."""
         return self._core.is_leased(leg_id, now_s)
 
     def renew(self, leg_id: str, now_s: float) -> None:
-        """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
         self._core.renew(leg_id, now_s)
 
     def pending_kv_handles(self) -> tuple[SimKvHandle, ...]:
-        """What legs wait for that is elsewhere: their leases are to be renewed."""
         return self._core.pending_kv_handles()
 
     def release(self, leg_id: str, now_s: float) -> bool:
-        """Free a finished prefill leg's blocks; False when they were no longer kept."""
         return self._core.release(leg_id, now_s)
 
     def next_expiry_s(self) -> float | None:
-        """When to look again though nothing happens; None: never."""
         return self._core.next_expiry_s
 
     def pop_commands(self) -> tuple[EngineCommand, ...]:
-        """What the body has to do outside, since this was last called."""
         return self._core.pop_commands()
 
-    # ------------------------------------------------------------------ what it says of itself
+    # ------------------------------------------------------------------ reports
     def has_cache_update(self) -> bool:
-        """Whether anything was stored or removed since the last update was taken."""
         events = self._core.pop_events()
         if events:
             self._feed.apply(
@@ -180,25 +165,20 @@ class _ExactEngine:
         return self._has_update
 
     def pop_cache_update(self) -> CacheUpdate | None:
-        """What changed in the prefix cache since this was last called; None when nothing did."""
         self.has_cache_update()
         self._has_update = False
         return self._feed.pop_update()
 
     def cache_snapshot(self) -> CacheUpdate:
-        """All that is cached."""
         return self._feed.snapshot()
 
     def load(self, now_s: float) -> Load:
-        """The load at this moment."""
         return self._core.load()._replace(cache_sequence=self._feed.sequence)
 
     def links(self) -> tuple[LinkTotals, ...]:
-        """What was pulled from whom."""
         return self._core.links()
 
     def facts(self, *, replica_id: str, side_channel: str) -> ReplicaFacts:
-        """What a replica with this engine says of itself; role and pool are its body's to say."""
         return replica_facts(
             self._settings,
             replica_id=replica_id,
@@ -209,5 +189,4 @@ class _ExactEngine:
         )
 
     def check_integrity(self) -> None:
-        """Assert that blocks and legs are each in exactly one place."""
         self._core.check_integrity()

@@ -1,8 +1,8 @@
 """A fleet in virtual time: replicas, coordinators, and the latency between them.
 
-Theory of operation: everything random (latencies, the moments of beats) comes from one seed, and
-things of the same moment happen in the order they were said in; so the same calls give the same
-story. Beats go on for ever: run until a time, or until what you wait for has happened.
+Theory of operation: all randomness (latencies, heartbeat phases) comes from one seed, and events of
+the same time run in the order of their scheduling, so runs are reproducible. Heartbeats never end:
+run until a time or until enough requests have ended.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.fleet import LossReason, Role
 from baton.domain.request import Request
 from baton.simulator.engine.blocks import expect
-from baton.simulator.fleet.context import FleetContext, ReportingOptions
 from baton.simulator.fleet.engines import EngineSettings, create_engine, link_settings
 from baton.simulator.fleet.ingress import VirtualIngress
-from baton.simulator.fleet.replica import VirtualReplica
+from baton.simulator.fleet.replica import FleetContext, ReportingOptions, VirtualReplica
 from baton.simulator.network.timeline import Timeline
 from baton.simulator.network.transfers import Transfers
 
 HEARTBEAT_TIMEOUT_S = 2.0
-"""How long a replica may say nothing before its session ends; as the fleet link has it."""
+"""How long a replica may be unresponsive before its session ends; the fleet link's value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """What a fleet is like besides its engines."""
+    """Options of a fleet apart from its engines."""
 
     seed: int = 0
     latency_s: float = 0.000_2
-    """One way between a coordinator and a replica, on average: a message within a data centre."""
+    """Mean one-way latency between coordinator and replica: a message within a data centre."""
     latency_spread: float = 0.2
-    """Each pair's own differs from that by up to this fraction."""
+    """Maximum deviation of a pair's latency, as a fraction."""
     reporting: ReportingOptions = field(default_factory=ReportingOptions)
     share_bandwidth: bool = True
 
 
 class VirtualFleet:
-    """Replicas and coordinators, and the records of the requests that have ended."""
+    """Replicas and coordinators, and the records of ended requests."""
 
     def __init__(
         self,
@@ -54,13 +53,12 @@ class VirtualFleet:
         self._options = options or FleetOptions()
         self.timeline = Timeline(start_s)
         self.records: list[RequestRecord] = []
-        """Those of all requests that have ended, if they are kept."""
+        """Of all ended requests, if `keep_records`."""
         self.ended = 0
         self._stop_after_ended: int | None = None
-        """How many are to have ended in all when time stops."""
+        """Number of ended requests at which `run` stops."""
         self.ingresses: list[VirtualIngress] = []
         self.replicas: dict[str, VirtualReplica] = {}
-        """Those that live, by their ids."""
         self._random = random.Random(self._options.seed)  # noqa: S311 - a simulation
         self._context = FleetContext(
             timeline=self.timeline,
@@ -69,16 +67,16 @@ class VirtualFleet:
             replace_replica=self._report_broken,
         )
         self.on_replica_broken: Callable[[str], None] = self.retire
-        """Called with the id of a replica that says that it is broken."""
+        """Called with the id of a replica that is reported as broken."""
         self._keep_records = keep_records
         self._address_numbers = count()
         self._end_listeners: list[Callable[[RequestRecord], None]] = []
 
-    # ------------------------------------------------------------------ who is there
+    # ------------------------------------------------------------------ members
     def add_coordinator(
         self, coordinator: Coordinator, on_tokens: Callable[[Delivery], None] | None = None
     ) -> VirtualIngress:
-        """A new ingress; it hears of all replicas."""
+        """Add an ingress, with a session to every replica."""
         ingress = VirtualIngress(
             coordinator, self.timeline, on_end=self._on_end, on_tokens=on_tokens
         )
@@ -96,7 +94,7 @@ class VirtualFleet:
         pool: str,
         model: str = "sim",
     ) -> VirtualReplica:
-        """A new replica, or a new life of one that has died; every coordinator hears of it."""
+        """Add a replica, or restart a dead replica; every ingress opens a session."""
         address = f"{replica_id}:{next(self._address_numbers)}"
         engine = create_engine(settings, engine_id=replica_id, model=model, address=address)
         engine_facts = engine.facts(replica_id=replica_id, side_channel=address)
@@ -110,7 +108,7 @@ class VirtualFleet:
         return replica
 
     def kill(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
-        """A replica dies now."""
+        """Crash a replica."""
         self.replicas.pop(replica_id).die(reason)
 
     def freeze(
@@ -120,10 +118,7 @@ class VirtualFleet:
         *,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
-        """A replica's process is stopped for so long.
-
-        Its sessions end after `heartbeat_timeout_s` of it.
-        """
+        """Stop a replica's process for a time; after `heartbeat_timeout_s` its sessions end."""
         replica = self.replicas[replica_id]
         replica.freeze()
 
@@ -137,7 +132,7 @@ class VirtualFleet:
         self.timeline.call_later(duration_s, thaw)
 
     def retire(self, replica_id: str, on_stopped: Callable[[], None] | None = None) -> None:
-        """A replica takes no new work from now on, and leaves when it has ended what it has."""
+        """Drain a replica; it leaves when its legs have ended."""
         replica = self.replicas[replica_id]
 
         def stop() -> None:
@@ -149,12 +144,12 @@ class VirtualFleet:
         replica.drain(stop)
 
     def change_bandwidth(self, replica_id: str, bytes_per_s: float) -> None:
-        """A replica's network interface carries so much from now on."""
+        """Set the bandwidth of a replica's network interface."""
         address = self.replicas[replica_id].facts.side_channel
         self._context.transfers.change_bandwidth(address, bytes_per_s)
 
     def expect_event(self, at_s: float) -> None:
-        """Say when something will next be done to replicas from outside; inf: never more."""
+        """Set the time of the next scheduled event for replicas; inf for none."""
         self._context.next_event_at_s = at_s
 
     # ------------------------------------------------------------------ requests
@@ -163,11 +158,11 @@ class VirtualFleet:
         self.ingresses[ingress].send(request)
 
     def add_end_listener(self, on_end: Callable[[RequestRecord], None]) -> None:
-        """Call `on_end` for every request that ends from now on."""
+        """Call `on_end` for every request that ends."""
         self._end_listeners.append(on_end)
 
     def run(self, *, until_s: float = float("inf"), until_ended: int | None = None) -> None:
-        """Let time pass until then, or until so many requests have ended in all."""
+        """Run until `until_s`, or until `until_ended` requests have ended in all."""
         if until_ended is not None and self.ended >= until_ended:
             return
         self._stop_after_ended = until_ended
@@ -175,7 +170,7 @@ class VirtualFleet:
 
     # ------------------------------------------------------------------ for tests
     def check_integrity(self) -> None:
-        """Assert what must hold at any moment."""
+        """Assert the invariants of replicas and coordinators."""
         for replica in self.replicas.values():
             replica.engine.check_integrity()
         for ingress in self.ingresses:
@@ -184,7 +179,7 @@ class VirtualFleet:
         expect(len(ids) == len(set(ids)), "a request has ended twice")
 
     def check_idle(self) -> None:
-        """Assert that nothing is left of any request: no leg, no block, no transfer."""
+        """Assert that no request has left a leg, a block or a transfer."""
         self.check_integrity()
         for replica_id, replica in self.replicas.items():
             load = replica.load()
@@ -194,7 +189,7 @@ class VirtualFleet:
         expect(not any(phases), f"requests are in flight: {phases}")
         expect(not len(self._context.transfers), "blocks are on the way")
 
-    # ------------------------------------------------------------------ the works
+    # ------------------------------------------------------------------ internals
     def _report_broken(self, replica_id: str) -> None:
         self.on_replica_broken(replica_id)
 
@@ -203,21 +198,21 @@ class VirtualFleet:
         return self._options.latency_s * self._random.uniform(1 - spread, 1 + spread)
 
     def _start_heartbeats(self, replica: VirtualReplica) -> None:
-        """From a moment of its own on, for as long as it lives."""
-        beat_s, after = self._options.reporting.report_interval_s, self.timeline.call_later
+        """Send heartbeats from a random phase on, while the replica lives."""
+        interval_s = self._options.reporting.report_interval_s
 
         def beat() -> None:
             if replica.is_alive:
                 replica.heartbeat()
-                after(beat_s, beat)
+                self.timeline.call_later(interval_s, beat)
 
-        after(self._random.uniform(0, beat_s), beat)
+        self.timeline.call_later(self._random.uniform(0, interval_s), beat)
 
     def _on_end(self, record: RequestRecord) -> None:
         self.ended += 1
         if self._keep_records:
             self.records.append(record)
-        for watcher in self._end_listeners:
-            watcher(record)
+        for on_end in self._end_listeners:
+            on_end(record)
         if self.ended == self._stop_after_ended:
             self.timeline.stop()

@@ -1,4 +1,4 @@
-"""An ingress replica in virtual time: carries out commands exactly as the live driver does."""
+"""An ingress replica in virtual time: executes commands exactly as the live driver does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from baton.simulator.network.timeline import Timeline
 
 
 class VirtualIngress:
-    """One coordinator and its body. What is sent takes its session's latency to arrive."""
+    """One coordinator and its sessions. Messages take their session's latency."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class VirtualIngress:
         self.on_event(RequestArrived(request=request))
 
     def on_replica_event(self, replica: VirtualReplica, event: Event) -> None:
-        """Something that a replica said has arrived; that of a life that is over counts no more."""
+        """Handle a replica's event; ignores events of an earlier life of the replica."""
         replica_id = replica.facts.replica_id
         entry = self._sessions.get(replica_id)
         if entry is None or entry[0] is not replica:
@@ -68,7 +68,7 @@ class VirtualIngress:
         self.on_event(event)
 
     def on_event(self, event: Event) -> None:
-        """Handle one event and whatever it leads to."""
+        """Handle one event and the events that it causes."""
         if self._is_handling:
             self._events.append(event)
             return
@@ -137,7 +137,7 @@ class VirtualIngress:
     def _send_to_replica(
         self, replica_id: str, action: Callable[[VirtualReplica, Session], None]
     ) -> None:
-        """Send something, if there is a session."""
+        """Call `action` after the session's latency, if there is a session."""
         entry = self._sessions.get(replica_id)
         if entry is not None:
             replica, session = entry
@@ -149,7 +149,6 @@ class VirtualIngress:
                 self._on_tokens(delivery)
 
     def _set_timer(self) -> None:
-        """Wake up for the next deadline; an earlier look that is already arranged will do."""
         at_s = self.coordinator.next_deadline_at_s()
         if at_s is not None and at_s < self._timer_at_s:
             self._timer_at_s = at_s

@@ -1,8 +1,7 @@
-"""Who belongs to a simulated fleet: starts, stops, flips and deaths, and what replicas cost.
+"""Membership of a simulated fleet: starts, stops, role changes, crashes, replica seconds.
 
-Theory of operation: a replica is paid for from being asked for to being gone. One that was asked
-for serves after its pool's cold start; until then it can be called off. One that is stopped takes
-no new work and leaves when it has ended what it has.
+Theory of operation: a replica is billed from the request for it until it leaves. It serves after
+its pool's cold start; before, it can be cancelled. A stopped replica drains.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ class Membership:
 
     @property
     def plans(self) -> Mapping[str, PoolPlan]:
-        """Every pool."""
+        """All pools, by name."""
         return self._plans
 
     @property
     def starting(self) -> Mapping[str, int]:
-        """By pool: replicas that were asked for and do not serve yet; stays up to date."""
+        """Requested replicas that do not serve yet, by pool; a live view."""
         return self._starting_counts
 
     def pool_states(self) -> dict[str, PoolState]:
-        """What whoever starts and stops replicas knows of each pool."""
+        """The state of each pool, for an autoscaler."""
         running, draining = dict.fromkeys(self._plans, 0), dict.fromkeys(self._plans, 0)
         for replica in self._fleet.replicas.values():
             counts = draining if replica.is_draining else running
@@ -58,7 +57,7 @@ class Membership:
         }
 
     def replica_seconds(self) -> dict[str, float]:
-        """By pool: from being asked for to being gone, until now."""
+        """Billed seconds until now, by pool."""
         now_s = self._fleet.timeline.now_s
         billed_s = dict(self._billed_s)
         for replica_id, since_s in self._billed_since_s.items():
@@ -67,13 +66,13 @@ class Membership:
 
     # ------------------------------------------------------------------ changes
     def join_initial(self, since_s: float) -> None:
-        """Let everybody join who is there from the beginning; they are paid for since then."""
+        """Add the initial replicas, billed from `since_s`."""
         for plan in self._plans.values():
             for _ in range(plan.replicas):
                 self._join(plan, self._new_replica_id(plan.name), since_s)
 
     def start(self, pool: str, replicas: int) -> None:
-        """Ask for more."""
+        """Request replicas."""
         plan, timeline = self._plans[pool], self._fleet.timeline
         for _ in range(replicas):
             replica_id = self._new_replica_id(pool)
@@ -85,10 +84,10 @@ class Membership:
         self._starting_counts[pool] = len(self._starting[pool])
 
     def stop(self, pool: str, replicas: int) -> None:
-        """Stop so many, or all if there are fewer.
+        """Stop this number of replicas, or all if there are fewer.
 
-        First those that still start, who have no work to lose; then those that play another role
-        than the pool's; then the newest.
+        The order: starting replicas, then replicas with another role than the pool's, then the
+        newest.
         """
         starting = self._starting[pool]
         while starting and replicas:
@@ -102,12 +101,12 @@ class Membership:
             self.stop_replica(replica_id)
 
     def stop_replica(self, replica_id: str) -> None:
-        """Stop one that serves."""
+        """Drain a serving replica."""
         if not self._fleet.replicas[replica_id].is_draining:
             self._fleet.retire(replica_id, lambda: self._stop_billing(replica_id))
 
     def flip(self, pool: str, replicas: int, to: Role) -> None:
-        """Have so many play another role, those with the least to do first."""
+        """Change the role of this number of replicas, those with the least load first."""
         candidates = [
             replica_id
             for replica_id in self._serving(pool)
@@ -118,13 +117,12 @@ class Membership:
             self._fleet.replicas[replica_id].change_role(to)
 
     def kill(self, replica_id: str) -> None:
-        """One dies."""
+        """Crash a replica."""
         self._fleet.kill(replica_id)
         self._stop_billing(replica_id)
 
-    # ------------------------------------------------------------------ the works
+    # ------------------------------------------------------------------ internals
     def _serving(self, pool: str) -> list[str]:
-        """The oldest first."""
         return [
             replica_id
             for replica_id, replica in self._fleet.replicas.items()
@@ -137,7 +135,7 @@ class Membership:
 
     def _on_ready(self, plan: PoolPlan, replica_id: str) -> None:
         starting = self._starting[plan.name]
-        if replica_id in starting:  # or else it was called off
+        if replica_id in starting:  # else the start was cancelled
             starting.remove(replica_id)
             self._starting_counts[plan.name] = len(starting)
             self._join(plan, replica_id, self._billed_since_s[replica_id])
@@ -153,7 +151,6 @@ class Membership:
         return f"{pool}-{self._created_counts[pool] - 1}"
 
     def _stop_billing(self, replica_id: str) -> None:
-        """Nobody pays for a replica any more."""
         since_s = self._billed_since_s.pop(replica_id)
         self._billed_s[_pool_of(replica_id)] += self._fleet.timeline.now_s - since_s
 

@@ -1,4 +1,4 @@
-"""What is simulated: pools of replicas, who decides, and what is done to them meanwhile."""
+"""The plan of a simulation: pools, placement, limits and scheduled events."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from baton.policy.prefix_cache.index import IndexOptions
 from baton.policy.resilience.hedging import HedgeOptions
 from baton.policy.resilience.retry_budget import RetryOptions
 from baton.simulator.faults import ScheduledEvent, SetBandwidth, Start, Stop
-from baton.simulator.fleet.context import ReportingOptions
 from baton.simulator.fleet.engines import EngineSettings
+from baton.simulator.fleet.replica import ReportingOptions
 from baton.simulator.fleet.scaling_log import Scaler
 from baton.simulator.v1.settings import V1Settings
 
@@ -37,31 +37,30 @@ UNBOUNDED_LIMITS = CoordinatorLimits(
         hedging=HedgeOptions(latency_multiple=None),
     ),
 )
-"""Nothing ends because it is slow: a fleet that is too small shows in its latencies, and not in
-requests that were refused, or taken away from a replica that would have served them. Only where
-nobody can take a request at all, it is given up after an hour."""
+"""No request ends because it is slow: an undersized fleet shows in its latencies, not in rejected
+or moved requests. Only a request without any usable replica fails, after an hour."""
 
 _REPORTS_PER_S = 400.0
 _REPORT_INTERVAL_S = 0.25
 _UNREPORTED_CACHE_INTERVAL_S = 10.0
-"""How long changes are gathered that nobody is told."""
+"""How long unreported cache changes are collected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """Replicas of one role and one shape, called `<name>-0` and so on."""
+    """Replicas of one role and shape, named `<name>-0` and so on."""
 
     name: str
     role: Role
     replicas: int
     settings: EngineSettings
     cold_start_s: float | None = None
-    """From being asked for to serving; None: as long as the engine's weights take to load."""
+    """From the request for a replica until it serves; None for the engine's loading time."""
     gpus_per_replica: float = 1.0
 
     @property
     def effective_cold_start_s(self) -> float:
-        """From being asked for to serving."""
+        """From the request for a replica until it serves."""
         if self.cold_start_s is not None:
             return self.cold_start_s
         return self.settings.weights_load_s if isinstance(self.settings, V1Settings) else 0.0
@@ -69,31 +68,29 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A fleet, who decides in it, and what is done to it."""
+    """A fleet, its policies, and scheduled events."""
 
     pools: tuple[PoolPlan, ...]
     placer: Callable[[], Placer]
-    """Makes one for each coordinator."""
+    """Makes the placer of each coordinator."""
     coordinators: int = 1
-    """Ingress replicas; requests go to one after the other."""
+    """Number of ingress replicas; requests go to them in turn."""
     index: IndexOptions | None = None
-    """None: the coordinator's own; or none at all for a trace whose prompts share nothing."""
+    """None: the coordinator's default, without an index for a trace without shared blocks."""
     limits: CoordinatorLimits = UNBOUNDED_LIMITS
     rules: ServiceRules = field(default_factory=ServiceRules)
-    """Classes, tenants and admission."""
     seed: int = 0
     latency_s: float = 0.000_2
-    """One way between a coordinator and a replica."""
+    """Mean one-way latency between coordinator and replica."""
     reporting: ReportingOptions | None = None
-    """None: as `throttled_reporting` says."""
+    """None for `throttled_reporting`."""
     priors: Mapping[str, EngineTiming] | None = None
-    """By pool: how long coordinators think that engines take, before they have seen them work.
-    None: what the engines' own timing says, where it is a model; an empty one: nothing."""
+    """Timing that coordinators assume before they have measurements, by pool. None: the engines'
+    own timing where it is a model; empty: no priors."""
     scheduled_events: tuple[ScheduledEvent, ...] = ()
     autoscaler: Callable[[], Scaler] | None = None
-    """Makes one for each run; None: pools stay as they are, but for what happens to them."""
+    """Makes the autoscaler of each run; None: pools change only by scheduled events."""
     scaling_interval_s: float = 2.0
-    """Between two of its ticks."""
     model: str = "simulated"
 
     def __post_init__(self) -> None:
@@ -109,11 +106,10 @@ class Scenario:
         for pool in self.pools:
             if pool.replicas < 0:
                 raise ValueError(f"scenario: pool {pool.name!r} has {pool.replicas} replicas")
-        for happening in self.scheduled_events:
-            self._check_event(happening)
+        for event in self.scheduled_events:
+            self._check_event(event)
 
     def _check_event(self, event: ScheduledEvent) -> None:
-        """Refuse what names a pool or a replica that can never be."""
         if isinstance(event, Start | Stop):
             target, known = event.pool, {pool.name for pool in self.pools}
         else:
@@ -127,25 +123,27 @@ class Scenario:
             )
 
     def replica_ids(self) -> tuple[str, ...]:
-        """Every replica that there is or will be."""
+        """Ids of the initial replicas and of those that scheduled events start."""
         replica_counts = {pool.name: pool.replicas for pool in self.pools}
-        for happening in self.scheduled_events:
-            if isinstance(happening, Start) and happening.pool in replica_counts:
-                replica_counts[happening.pool] += happening.replicas
+        for event in self.scheduled_events:
+            if isinstance(event, Start) and event.pool in replica_counts:
+                replica_counts[event.pool] += event.replicas
         return tuple(
-            f"{pool}-{number}" for pool, all_ in replica_counts.items() for number in range(all_)
+            f"{pool}-{number}"
+            for pool, replicas in replica_counts.items()
+            for number in range(replicas)
         )
 
 
 def throttled_reporting(
     replicas: int, coordinators: int, *, prompts_shared: bool = True
 ) -> ReportingOptions:
-    """Reports as the live link sends them, four a second, but no more than 400 a second in all.
+    """Four reports a second per replica, as on the live link, but at most 400 a second in all.
 
-    With one coordinator that is so for up to 100 replicas; 1,000 replicas report every 2.5 s. Who
-    has nothing new to say is silent. What a coordinator has sent itself it knows without a report,
-    so with one coordinator little is lost by this. Where no prompts are `prompts_shared`, nobody
-    says what is cached: it would be of use to nobody.
+    With one coordinator, the limit applies above 100 replicas: 1,000 replicas report every 2.5 s.
+    Replicas without a change send nothing. A coordinator knows its own requests without a report,
+    so one coordinator loses little. Unless `prompts_shared`, replicas send no cache updates: no
+    request could use them.
     """
     report_interval_s = max(_REPORT_INTERVAL_S, replicas * coordinators / _REPORTS_PER_S)
     if prompts_shared:
@@ -159,14 +157,14 @@ def throttled_reporting(
 
 
 def limits_for(reporting: ReportingOptions, limits: CoordinatorLimits) -> CoordinatorLimits:
-    """The limits, but nobody is blamed for silence where replicas say less than live ones do."""
+    """The limits, without a heartbeat timeout where replicas report less often than live."""
     if reporting.report_unchanged and reporting.report_interval_s <= _REPORT_INTERVAL_S:
         return limits
     return replace(limits, recovery=replace(limits.recovery, heartbeat_timeout_s=float("inf")))
 
 
 def timing_priors(scenario: Scenario) -> Mapping[str, EngineTiming]:
-    """What coordinators think of each pool's speed before they have seen it work."""
+    """Timing that coordinators assume of each pool before they have measurements."""
     if scenario.priors is not None:
         return scenario.priors
     return {

@@ -1,16 +1,15 @@
-"""A replica in virtual time: an engine, and the word between it and coordinators.
+"""A replica in virtual time: an engine, and its messages to coordinators.
 
-Theory of operation: the engine computes whenever there is something to compute, a step at a time
-or many steps in one *jump*; what it produces, and what happens to its cache, goes to every
-coordinator with a *session*, after that session's latency, in order. Whatever reaches the engine
-amid a jump may end it earlier: an end that was put off the calendar so is told by its number, and
-ignored. A replica behaves as a replica host of the live body does: an abort is confirmed after each
-output of its leg, a leg that the engine does not take is said to have failed, a draining replica
-takes none. Once it has `died` it does and says nothing more; what was on its way still arrives.
+Theory of operation: the engine computes while there is work, a step or a stretch of steps at a
+time. Its outputs and cache changes go to every coordinator with a *session*, in order, after that
+session's latency. A message to the engine may end a stretch earlier: the superseded end event has
+an old number and is ignored. As with a live replica host, aborts are confirmed after the last
+output of their legs, rejected legs are reported as failed, and a draining replica accepts none.
+After `die` it sends nothing more; messages under way still arrive.
 
-A *frozen* replica (a stopped process) neither computes nor says anything, and what it is told waits
-until it thaws. Its memory can be read all the while, so pulls from it go on. A session that its
-coordinator has broken off meanwhile is over when it thaws, with all its legs.
+A *frozen* replica (a stopped process) neither computes nor sends, and messages to it wait until it
+thaws. Its memory stays readable, so pulls from it continue. If its coordinator has closed a session
+meanwhile, the session ends with all its legs at the thaw.
 """
 
 from __future__ import annotations
@@ -46,34 +45,87 @@ from baton.simulator.engine.commands import (
     decode_kv_handle,
 )
 from baton.simulator.engine.port import VirtualEngine
-from baton.simulator.fleet.context import FleetContext, Freezer, PeerReplica
 from baton.simulator.fleet.engines import LinkSettings
-from baton.simulator.network.timeline import Callback
-from baton.simulator.network.transfers import Pull
+from baton.simulator.network.timeline import Callback, Timeline
+from baton.simulator.network.transfers import Pull, Transfers
 
 _MAX_STEP_S = 0.25
-"""No decode step takes longer; by so much may an engine overstep its patience."""
+"""No decode step takes longer: an engine may exceed its horizon by one step."""
 _TIME_TOLERANCE_S = 1e-9
-"""An end that moves by less than this has not moved: it was computed in another way."""
+"""End times that differ by less are equal except for rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportingOptions:
+    """Times and contents of a replica's reports."""
+
+    report_interval_s: float = 0.25
+    """Between two load reports; the fleet link's value."""
+    load_delay_s: float = 0.0
+    """Extra delay of load reports."""
+    cache_flush_interval_s: float = 0.02
+    """How long cache changes are collected before they are sent."""
+    report_unchanged: bool = True
+    """Whether to report without a change, as the fleet link does."""
+    max_report_gap_s: float = float("inf")
+    """Longest gap between reports without `report_unchanged`."""
+    report_cache: bool = True
+    """Whether to send cache updates."""
+    max_step_run_s: float = 1.0
+    """Longest stretch of steps, and so the largest delay of computed tokens."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FleetContext:
+    """Shared objects and state of the replicas."""
+
+    timeline: Timeline
+    transfers: Transfers
+    reporting: ReportingOptions
+    replace_replica: Callable[[str], None]
+    replicas_by_address: dict[str, VirtualReplica] = field(default_factory=dict)
+    """Live replicas, by their side channels."""
+    next_event_at_s: float = float("inf")
+    """No stretch of steps passes it: a replica that dies then has sent its computed tokens."""
+
+
+class _Freezer:
+    """Defers actions while it is frozen."""
+
+    def __init__(self) -> None:
+        self.is_frozen = False
+        self._deferred: list[Callback] = []
+
+    def defer_if_frozen(self, action: Callback) -> bool:
+        """Defer `action` and return True if frozen."""
+        if self.is_frozen:
+            self._deferred.append(action)
+        return self.is_frozen
+
+    def thaw(self) -> list[Callback]:
+        """Stop deferring; returns the deferred actions in order."""
+        self.is_frozen = False
+        deferred, self._deferred = self._deferred, []
+        return deferred
 
 
 class Listener(Protocol):
     """A coordinator's end of a session."""
 
     def on_replica_event(self, replica: VirtualReplica, event: Event) -> None:
-        """Something that the replica said has arrived."""
+        """An event of the replica has arrived."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A coordinator that a replica talks to."""
+    """A coordinator's session with a replica."""
 
     listener: Listener
     latency_s: float
     received_legs: int = 0
     unreported_sources: set[str] = field(default_factory=set)
-    """Sources of pulls that it has not been told of."""
+    """Sources of pulls that are not yet reported to it."""
 
 
 class VirtualReplica:
@@ -93,7 +145,7 @@ class VirtualReplica:
         self._timeline = context.timeline
         self._sessions: list[Session] = []
         self._is_lost = False
-        self.freezer = Freezer()
+        self.freezer = _Freezer()
         self._sessions_by_leg: dict[str, Session] = {}
         self._ends_at_s: float | None = None
         self._end_sequence = 0
@@ -107,7 +159,7 @@ class VirtualReplica:
 
     # ------------------------------------------------------------------ sessions
     def open_session(self, listener: Listener, latency_s: float) -> Session:
-        """Begin to talk to a coordinator: who this is, what is cached here, how loaded it is."""
+        """Open a session: sends facts, a cache snapshot and the load."""
         links = self.engine.links()
         session = Session(
             listener, latency_s, unreported_sources={link.source_id for link in links}
@@ -121,7 +173,7 @@ class VirtualReplica:
         return session
 
     def heartbeat(self) -> None:
-        """Report to everybody, if there is anything to report."""
+        """Report to every session, if a report is due."""
         if self.freezer.is_frozen:
             return
         reporting, now_s = self._context.reporting, self._timeline.now_s
@@ -137,11 +189,11 @@ class VirtualReplica:
             self._send_load(session, load)
 
     def load(self) -> Load:
-        """How loaded it is at this moment."""
+        """The load at this moment."""
         return self.engine.load(self._timeline.now_s)
 
     def is_empty(self) -> bool:
-        """Whether nothing is left here of any request: no leg, no block that is in use."""
+        """Whether it has no leg and no block in use."""
         load = self.load()
         return not load.total_requests and not load.kv_used_fraction
 
@@ -168,9 +220,9 @@ class VirtualReplica:
         for session in self._sessions:
             self._send(session, event)
 
-    # ------------------------------------------------------------------ what coordinators ask
+    # ------------------------------------------------------------------ messages of coordinators
     def submit(self, session: Session, leg: Leg) -> None:
-        """Run a leg, or say why not."""
+        """Run a leg, or send its failure."""
         if not self._accepts(session, partial(self.submit, session, leg)):
             return
         session.received_legs += 1
@@ -191,7 +243,7 @@ class VirtualReplica:
         return failure
 
     def abort(self, session: Session, leg_ids: Sequence[str]) -> None:
-        """Stop legs and confirm it."""
+        """End legs and confirm it."""
         if not self._accepts(session, partial(self.abort, session, leg_ids)):
             return
         self.engine.abort(leg_ids)
@@ -202,18 +254,18 @@ class VirtualReplica:
         self.continue_steps()
 
     def release(self, kv_handle: KvHandle) -> None:
-        """Tell whoever issued a ticket that nobody will pull it."""
+        """Tell the source of a KV handle that no engine will pull it."""
         if self.is_alive and not self.freezer.defer_if_frozen(partial(self.release, kv_handle)):
             source_handle = decode_kv_handle(kv_handle)
             self._fetches.free_source(source_handle.address, source_handle.leg_id)
 
     def sync_cache(self, session: Session) -> None:
-        """Say all that is cached."""
+        """Send a cache snapshot."""
         if self._accepts(session, partial(self.sync_cache, session)):
             self._send_snapshot(session)
 
     def check_side_channel(self, session: Session, source_id: str, address: str) -> None:
-        """Say whether another engine answers, and has blocks of the same layout."""
+        """Report whether another engine answers and has the same layout."""
         if not self._accepts(
             session, partial(self.check_side_channel, session, source_id, address)
         ):
@@ -230,7 +282,7 @@ class VirtualReplica:
         self._send(session, checked, extra_delay_s=self._link.setup_s)
 
     def on_agent_broken(self) -> None:
-        """A coordinator says that this replica is to be replaced: tell who does that, once."""
+        """Ask the fleet to replace this replica, unless it drains already."""
         if (
             self.is_alive
             and not self.is_draining
@@ -239,22 +291,22 @@ class VirtualReplica:
             self._context.replace_replica(self.facts.replica_id)
 
     def _accepts(self, session: Session, retry: Callback) -> bool:
-        """Whether what a coordinator says is heard now; a frozen replica hears it `retry` later."""
+        """Whether to handle a coordinator's message now; a frozen replica calls `retry` later."""
         if not self.is_alive or self.freezer.defer_if_frozen(retry):
             return False
         return session in self._sessions
 
     # ------------------------------------------------------------------ life
     def freeze(self) -> None:
-        """Do and say nothing until it thaws."""
+        """Compute and send nothing until `thaw`."""
         self.freezer.is_frozen = True
 
     def break_agent(self) -> None:
-        """Fail every pull from now on, and answer those who ask as before."""
+        """Fail every new pull, but answer side channel checks as before."""
         self._fetches.is_agent_broken = True
 
     def on_heartbeat_timeout(self) -> None:
-        """Coordinators have waited for a frozen replica for long enough: it is lost to them."""
+        """Report a frozen replica as lost to its coordinators."""
         if self.is_alive and self.freezer.is_frozen:
             self._is_lost = True
             lost = ReplicaLost(replica_id=self.facts.replica_id, reason=LossReason.UNRESPONSIVE)
@@ -262,7 +314,7 @@ class VirtualReplica:
                 session.listener.on_replica_event(self, lost)
 
     def thaw(self) -> bool:
-        """Go on; whether coordinators have broken off, so that sessions must be opened anew."""
+        """Continue; True if coordinators have closed their sessions and must open new sessions."""
         was_lost, self._is_lost = self._is_lost, False
         if not self.is_alive:
             return False
@@ -279,19 +331,19 @@ class VirtualReplica:
         return was_lost
 
     def drain(self, on_empty: Callable[[], None] | None = None) -> None:
-        """Take no new legs; call `on_empty` when nothing is left here of any request."""
+        """Reject new legs; call `on_empty` when no leg and no block in use is left."""
         self.is_draining, self._on_empty = True, on_empty
         self._broadcast(ReplicaDraining(replica_id=self.facts.replica_id))
         if self._ends_at_s is None:
             self._begin_steps()
 
     def change_role(self, role: Role) -> None:
-        """Be meant for something else; what runs here runs on."""
+        """Change the role; existing legs run on."""
         self.facts = replace(self.facts, role=role)
         self._broadcast(RoleChanged(replica_id=self.facts.replica_id, role=role))
 
     def die(self, reason: LossReason) -> None:
-        """Stop at once, with everything that runs here; coordinators notice."""
+        """Stop at once with all legs; coordinators are notified."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -302,7 +354,7 @@ class VirtualReplica:
 
     # ------------------------------------------------------------------ steps
     def continue_steps(self) -> None:
-        """Something has changed: compute, or end what is under way earlier."""
+        """Handle a change: begin steps, or end the stretch under way earlier."""
         self._has_changed = True
         if not self.is_alive or self.freezer.is_frozen:
             return
@@ -317,9 +369,8 @@ class VirtualReplica:
 
     def _begin_steps(self) -> None:
         now_s = self._timeline.now_s
-        world = self._context
-        horizon_s = world.reporting.max_step_run_s
-        until_event_s = world.next_event_at_s - _MAX_STEP_S - now_s
+        horizon_s = self._context.reporting.max_step_run_s
+        until_event_s = self._context.next_event_at_s - _MAX_STEP_S - now_s
         if until_event_s < horizon_s:
             horizon_s = max(0.0, until_event_s)
         duration_s = self.engine.begin(now_s, horizon_s=horizon_s)
@@ -350,7 +401,7 @@ class VirtualReplica:
         self.continue_steps()
 
     def _schedule_expiry(self) -> None:
-        """Look again when a lease ends: legs may wait for its blocks."""
+        """Wake when a lease ends: legs may wait for its blocks."""
         at_s = self.engine.next_expiry_s()
         if at_s is not None and at_s < self._expiry_timer_at_s:
             self._expiry_timer_at_s = at_s
@@ -361,7 +412,7 @@ class VirtualReplica:
         self.continue_steps()
 
     def send_outputs(self, outputs: Iterable[LegOutput]) -> None:
-        """Tell coordinators what their legs have produced."""
+        """Send outputs to the coordinators of their legs."""
         outputs_by_session: dict[Session, list[LegOutput]] = {}
         owners = self._sessions_by_leg
         for output in outputs:
@@ -378,20 +429,20 @@ class VirtualReplica:
             produced = StepCompleted(replica_id=self.facts.replica_id, outputs=tuple(share))
             self._send(session, produced)
 
-    # ------------------------------------------------------------------ orders of the engine
+    # ------------------------------------------------------------------ commands of the engine
     def apply_engine_commands(self) -> None:
-        """Something has changed in the engine: do what it orders, say what it caches."""
+        """Execute the engine's commands and schedule its cache update."""
         engine = self.engine
         if not self._flush_due and engine.has_cache_update():
             self._flush_due = True
             self._timeline.call_later(
                 self._context.reporting.cache_flush_interval_s, self._flush_cache_update
             )
-        for order in engine.pop_commands():
-            self._fetches.execute(order)
+        for command in engine.pop_commands():
+            self._fetches.execute(command)
 
     def on_pull_ended(self, source_id: str) -> None:
-        """A pull from a source is over, one way or the other."""
+        """Handle the end of a pull, successful or not."""
         for session in self._sessions:
             session.unreported_sources.add(source_id)
         self.apply_engine_commands()
@@ -417,18 +468,17 @@ class VirtualReplica:
 
 
 class _Fetches:
-    """Carries out one replica's orders; what ends while it is frozen has ended when it thaws."""
+    """Executes a replica's engine commands; a transfer that ends in a freeze counts at the thaw."""
 
-    def __init__(self, replica: PeerReplica, link: LinkSettings, context: FleetContext) -> None:
+    def __init__(self, replica: VirtualReplica, link: LinkSettings, context: FleetContext) -> None:
         self._replica = replica
         self._link = link
         self._context = context
         self._is_renewing = False
         self.is_agent_broken = False
-        """Whether every pull fails that begins from now on."""
+        """Whether every new pull fails."""
 
     def execute(self, command: EngineCommand) -> None:
-        """Do one thing that the engine has ordered."""
         match command:
             case StartPull():
                 self._pull(command)
@@ -442,7 +492,7 @@ class _Fetches:
                 assert_never(command)
 
     def free_source(self, address: str, leg_id: str) -> bool:
-        """Have a source free blocks; False when it does not keep them (any more)."""
+        """Free blocks at their source; False when it does not keep them any more."""
         source = self._context.replicas_by_address.get(address)
         if source is None or not source.engine.release(leg_id, self._context.timeline.now_s):
             return False
@@ -450,24 +500,23 @@ class _Fetches:
         return True
 
     def renew_leases(self) -> None:
-        """Have the sources of what legs here wait for keep it for longer; again, while any waits.
+        """Renew the leases that legs here wait for, repeatedly while there are any.
 
-        As vLLM does from the moment that its scheduler has a leg.
+        vLLM does so from the moment that its scheduler has the leg.
         """
         replica, context = self._replica, self._context
         if not replica.is_alive or replica.freezer.defer_if_frozen(self.renew_leases):
             return
         kv_handles = replica.engine.pending_kv_handles()
-        for ticket in kv_handles:
-            source = context.replicas_by_address.get(ticket.address)
+        for kv_handle in kv_handles:
+            source = context.replicas_by_address.get(kv_handle.address)
             if source is not None:
-                source.engine.renew(ticket.leg_id, context.timeline.now_s)
+                source.engine.renew(kv_handle.leg_id, context.timeline.now_s)
         self._is_renewing = bool(kv_handles)
         if kv_handles:
             context.timeline.call_later(self._link.lease_s / RENEWALS_PER_LEASE, self.renew_leases)
 
     def start_renewals(self) -> None:
-        """A leg has come that waits for blocks."""
         if not self._is_renewing:
             self._is_renewing = True
             self._context.timeline.call_later(0.0, self.renew_leases)
@@ -482,8 +531,8 @@ class _Fetches:
         def on_done() -> None:
             if not replica.is_alive or replica.freezer.defer_if_frozen(on_done):
                 return
-            # The source may have given the blocks up meanwhile: then they are worth nothing. It is
-            # asked, and one that is frozen answers when it thaws.
+            # The source may have freed the blocks meanwhile: it is asked, and a frozen source
+            # answers when it thaws.
             source = context.replicas_by_address.get(kv_handle.address)
             if source is not None and source.freezer.defer_if_frozen(on_done):
                 return
@@ -504,7 +553,7 @@ class _Fetches:
             replica.send_outputs(() if output is None else (output,))
             replica.on_pull_ended(kv_handle.engine_id)
 
-        # Memory is read, whoever's blocks are in it: a lease that is over does not show before.
+        # A pull reads memory even after the lease: only `on_done` finds out.
         if self.is_agent_broken or kv_handle.address not in context.replicas_by_address:
             context.timeline.call_later(0.0, on_failed)
             return

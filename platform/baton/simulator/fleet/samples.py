@@ -1,4 +1,4 @@
-"""What a fleet looks like from time to time: replicas, queues, memory, for each pool."""
+"""Samples of a fleet over time: replicas, queues and memory of each pool."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from baton.simulator.fleet.fleet import VirtualFleet
 
 _MAX_SAMPLES = 500
 _MAX_REPLICA_READS = 100_000
-"""Replicas that are looked at, over all samples of the span: of 1,000 there are 100 samples."""
+"""Replica reads over all samples of the span: 1,000 replicas get 100 samples."""
 _MIN_INTERVAL_S = 0.01
 
 
 class PoolSample(NamedTuple):
-    """One pool at one moment; sums over its replicas, those that drain among them."""
+    """One pool at one moment: sums over its replicas, including draining replicas."""
 
     pool: str
     replicas: int
     starting: int
-    """Asked for, and not yet serving."""
+    """Requested, and not yet serving."""
     queued: int
-    """Requests that wait for a place in a batch."""
     running: int
     pulling: int
     kv_used_fraction: float
     """Mean over the replicas."""
     flipped_roles: tuple[tuple[Role, int], ...] = ()
-    """How many of the replicas play another role than they started in."""
+    """Number of replicas with another role than their first, by role."""
 
 
 class Sample(NamedTuple):
@@ -37,13 +36,13 @@ class Sample(NamedTuple):
 
     at_s: float
     arrived: int
-    """Requests so far, in all; the rate is what this grows by."""
+    """Requests so far."""
     ended: int
     pools: tuple[PoolSample, ...]
 
 
 class Sampler:
-    """Looks at a fleet at even distances, from `sample_periodically` on."""
+    """Samples a fleet at even intervals."""
 
     def __init__(
         self,
@@ -54,14 +53,14 @@ class Sampler:
         starting: Mapping[str, int],
         counts: Callable[[], tuple[int, int]],
     ) -> None:
-        """Look at `fleet`.
+        """Configure the sampling of `fleet`.
 
         Args:
-            fleet: whom.
-            span_s: how long something is expected to happen.
-            replicas: how many there will be, about.
-            starting: by pool, in the order of pools: replicas that are on their way.
-            counts: requests that have arrived, and that have ended.
+            fleet: the fleet.
+            span_s: expected duration.
+            replicas: expected number of replicas.
+            starting: starting replicas by pool, in the order of pools; a live view.
+            counts: returns the numbers of arrived and of ended requests.
         """
         self._fleet = fleet
         samples = max(1, min(_MAX_SAMPLES, _MAX_REPLICA_READS // max(1, replicas)))
@@ -72,9 +71,9 @@ class Sampler:
         self._samples: list[Sample] = []
 
     def sample_periodically(self) -> None:
-        """Take a sample now, and from now on.
+        """Take a sample now and at every interval.
 
-        When it takes twice as long as expected, every other sample is let go and they get rarer.
+        After twice the expected span, it drops every other sample and doubles the interval.
         """
         self.take_sample()
         if len(self._samples) > self._max_samples:
@@ -113,5 +112,5 @@ class Sampler:
         self._samples.append(Sample(self._fleet.timeline.now_s, arrived, ended, pools))
 
     def samples(self) -> tuple[Sample, ...]:
-        """All that were taken and kept."""
+        """The samples that were kept."""
         return tuple(self._samples)

@@ -1,4 +1,4 @@
-"""What an autoscaler has done to a simulated fleet: its changes, and what they cost."""
+"""An autoscaler's changes to a simulated fleet, and their cost."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _HOUR_S = 3600.0
 
 
 class Scaler(Protocol):
-    """What decides: `control.autoscaler.Autoscaler`."""
+    """The autoscaler: `control.autoscaling.autoscaler.Autoscaler`."""
 
     def tick(self, observation: Observation) -> AutoscalerTick:
-        """What is to be done now."""
+        """The actions for this observation."""
         ...
 
 
 class Direction(StrEnum):
-    """Which way a pool was changed."""
+    """Kind of a change to a pool."""
 
     UP = "up"
     DOWN = "down"
@@ -47,7 +47,7 @@ _OPPOSITE = {
 
 
 class ScalingChange(NamedTuple):
-    """Replicas of a pool were started, stopped, or given another role."""
+    """Replicas of a pool were started or stopped, or changed their role."""
 
     at_s: float
     pool: str
@@ -55,21 +55,21 @@ class ScalingChange(NamedTuple):
     replicas: int
 
     def reverses(self, previous: ScalingChange) -> bool:
-        """Whether this goes back on the change before it."""
+        """Whether this change undoes `previous`."""
         return previous.direction in _OPPOSITE[self.direction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingReport:
-    """All that was done, from the first tick to the end."""
+    """All changes from the first tick to the end."""
 
     span_s: float
     ticks: int = 0
     paused_ticks: int = 0
-    """Ticks that decided nothing because something could not be seen."""
+    """Ticks without a decision because data was missing."""
     changes: tuple[ScalingChange, ...] = ()
     replica_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By pool: from being asked for to being gone, or to the end."""
+    """By pool: from the request for a replica until it leaves, or to the end."""
     gpu_seconds: float = 0.0
 
     @property
@@ -79,14 +79,14 @@ class ScalingReport:
 
     @property
     def actions_per_hour(self) -> float:
-        """Starts, stops and flips, however many replicas at a time."""
+        """Starts, stops and role changes; several replicas at a time count once."""
         return _per_hour(len(self.changes), self.span_s)
 
     @property
     def reversals_per_hour(self) -> float:
-        """Changes that go the other way than the one before it of the same pool and kind.
+        """Changes that undo the previous change of the same pool and kind.
 
-        However long ago that was: a day's rise and fall count, too.
+        The time between them does not matter: a day's rise and fall count, too.
         """
         return _per_hour(count_reversals(self.changes), self.span_s)
 
@@ -95,7 +95,7 @@ EMPTY_SCALING_REPORT = ScalingReport(span_s=0.0)
 
 
 def count_reversals(changes: Iterable[ScalingChange]) -> int:
-    """How many changes undo the last one of the same pool: sizes and roles each by themselves."""
+    """Number of changes that undo the previous change of the same pool and kind (size or role)."""
     last: dict[tuple[str, bool], ScalingChange] = {}
     count = 0
     for change in changes:
@@ -107,7 +107,7 @@ def count_reversals(changes: Iterable[ScalingChange]) -> int:
 
 
 def to_change(action: ScalingAction, at_s: float) -> ScalingChange:
-    """An action, as it is kept."""
+    """The record of an action."""
     match action:
         case StartReplicas():
             return ScalingChange(at_s, action.pool, Direction.UP, action.replicas)
@@ -120,7 +120,7 @@ def to_change(action: ScalingAction, at_s: float) -> ScalingChange:
 
 
 class ScalingRecorder:
-    """Keeps the changes while they happen."""
+    """Collects changes during a run."""
 
     def __init__(self) -> None:
         self._ticks = 0
@@ -128,7 +128,7 @@ class ScalingRecorder:
         self._changes: list[ScalingChange] = []
 
     def record_tick(self, tick: AutoscalerTick) -> None:
-        """The autoscaler has decided."""
+        """Record one tick of the autoscaler."""
         self._ticks += 1
         self._paused_ticks += bool(tick.paused_reason)
         self._changes += [to_change(action, tick.at_s) for action in tick.actions]
@@ -140,7 +140,7 @@ class ScalingRecorder:
         replica_seconds: Mapping[str, float],
         gpus_per_replica: Mapping[str, float],
     ) -> ScalingReport:
-        """All of it."""
+        """The report of all recorded ticks."""
         return ScalingReport(
             span_s=span_s,
             ticks=self._ticks,

@@ -1,11 +1,10 @@
-"""Transfers that share network interfaces: how fast each is, and when it will be done.
+"""Transfers that share network interfaces: the rate and the end of each.
 
 Theory of operation: every engine has one interface that carries `bytes_per_s` in and as much out. A
-flow gets an equal share of its source's way out and of its target's way in, and goes at the lower
-of the two; what it leaves of the other one is not given to anybody. (Max-min fairness would do
-that; equal shares are what flow control per connection comes near to while flows are alike, and
-never claim more than a link has.) Shares are dealt anew whenever a flow begins or ends, so a change
-costs as much as there are flows at the two interfaces concerned.
+flow gets an equal share of its source's outgoing and of its target's incoming bandwidth, and runs
+at the lower of the two; the rest stays unused. Max-min fairness would use it, but equal shares
+approximate flow control per connection while flows are alike, and never exceed a link. Rates are
+updated when a flow begins or ends, which costs as much as there are flows at its two interfaces.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ class Network:
         return key in self._flows
 
     def connect(self, engine_id: str, bytes_per_s: float) -> None:
-        """Say how fast an engine's interface is."""
+        """Add an engine with the bandwidth of its interface."""
         self._bytes_per_s[engine_id] = bytes_per_s
 
     def set_bandwidth(self, engine_id: str, bytes_per_s: float, now_s: float) -> None:
-        """Make a connected engine's interface slower or faster, for the flows under way too."""
+        """Change a connected engine's bandwidth, also for flows under way."""
         self._bytes_per_s[engine_id] = bytes_per_s
         affected_flows = self._outgoing.get(engine_id, {}) | self._incoming.get(engine_id, {})
         self._update_rates(affected_flows.values(), now_s)
 
     def disconnect(self, engine_id: str) -> None:
-        """Forget an engine without flows."""
+        """Remove an engine without flows."""
         self._bytes_per_s.pop(engine_id, None)
 
     def begin(
@@ -68,7 +67,7 @@ class Network:
         self._update_rates(self._flows_sharing_with(flow), now_s)
 
     def end(self, key: str, now_s: float) -> bool:
-        """Take a flow out, done or not; False when there is none with this key."""
+        """Remove a flow, done or not; False when there is none with this key."""
         flow = self._flows.pop(key, None)
         if flow is None:
             return False
@@ -82,12 +81,8 @@ class Network:
                 del flows[engine_id]
         return True
 
-    def flows_of_engine(self, engine_id: str) -> tuple[str, ...]:
-        """The flows out of an engine and into it."""
-        return (*self._outgoing.get(engine_id, ()), *self._incoming.get(engine_id, ()))
-
     def next_done_at_s(self) -> float | None:
-        """When the next flow will be done as things are; None without flows."""
+        """When the next flow will be done at present rates; None without flows."""
         while self._heap:
             at_s, key = self._heap[0]
             flow = self._flows.get(key)
@@ -97,7 +92,7 @@ class Network:
         return None
 
     def pop_done(self, now_s: float) -> list[str]:
-        """Take out the flows that are done by now, in order."""
+        """Remove the flows that are done by now, in order."""
         done = []
         while (at_s := self.next_done_at_s()) is not None and at_s <= now_s:
             _, key = heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""Pulls in virtual time: a set-up, then a flow on the shared network, then a word to who asked."""
+"""Pulls in virtual time: a set-up, a flow on the shared network, and a callback."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from baton.simulator.network.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Pull:
-    """One pull, and whom to tell what came of it."""
+    """One pull and its callbacks."""
 
     key: str
-    """Different from that of every other pull under way."""
+    """Unique among the pulls under way."""
     source_id: str
     target_id: str
     moved_bytes: int
@@ -24,7 +24,7 @@ class Pull:
 
 
 class Transfers:
-    """The pulls under way in a fleet. Engines are known by the addresses of their side channels."""
+    """The pulls under way in a fleet. Engine ids are the addresses of their side channels."""
 
     def __init__(self, timeline: Timeline, *, share: bool) -> None:
         self.network = Network(share=share)
@@ -41,18 +41,18 @@ class Transfers:
         self._timeline.call_later(pull.setup_s, lambda: self._begin_flow(pull))
 
     def cancel(self, key: str) -> None:
-        """Stop a pull without a word; ignored when it is over."""
+        """Stop a pull without a callback; ignored when it is over."""
         if self._pulls.pop(key, None) is not None:
             self.network.end(key, self._timeline.now_s)
             self._schedule_wake()
 
     def change_bandwidth(self, engine_id: str, bytes_per_s: float) -> None:
-        """Make an engine's interface slower or faster, for the flows under way too."""
+        """Change an engine's bandwidth, also for flows under way."""
         self.network.set_bandwidth(engine_id, bytes_per_s, self._timeline.now_s)
         self._schedule_wake()
 
     def on_engine_died(self, engine_id: str) -> None:
-        """Fail the pulls from an engine, and forget those into it."""
+        """Fail the pulls from an engine, and cancel those into it."""
         for pull in tuple(self._pulls.values()):
             if pull.target_id == engine_id:
                 self.cancel(pull.key)
@@ -73,7 +73,7 @@ class Transfers:
             self._schedule_wake()
 
     def _schedule_wake(self) -> None:
-        """See to it that somebody looks when the next flow will be done; too early does no harm."""
+        """Wake when the next flow will be done; an early wake-up is harmless."""
         at_s = self.network.next_done_at_s()
         if at_s is not None and at_s < self._wake_at_s:
             self._wake_at_s = at_s
@@ -81,7 +81,7 @@ class Transfers:
 
     def _on_wake(self) -> None:
         if self._wake_at_s > self._timeline.now_s:
-            return  # a later look has been arranged since
+            return  # a later wake-up is scheduled
         self._wake_at_s = float("inf")
         ended = [self._pulls.pop(key) for key in self.network.pop_done(self._timeline.now_s)]
         for pull in ended:

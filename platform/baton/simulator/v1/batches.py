@@ -1,4 +1,4 @@
-"""What a step's legs are to its timing, and how many steps of decodes may be taken at once."""
+"""The work of one step as its timing sees it, and stretches of decode steps."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+from baton.domain.fleet import StepTotals
 from baton.perf.step_timing import StepBatch, StepTiming
+from baton.simulator.engine.meters import STEP_AVERAGE_WEIGHT
 from baton.simulator.v1.runs import LegRun
 
 _LINEARITY_TOLERANCE = 1e-4
-"""By how much of its seconds the middle step may differ from the mean of the first and the last. An
-arc that high encloses two thirds of it, so the error of the stretch stays below that."""
+"""Largest deviation of the middle step from the mean of the first and the last, as a fraction of
+its seconds. The error of the stretch stays below two thirds of it."""
+_DECAY = 1 - STEP_AVERAGE_WEIGHT
+_Totals = tuple[int, float, int, int, int, int, int]
+"""`StepTotals` as a plain tuple: faster, since additions are far more frequent than reads."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepRun:
-    """One step or several. `steps` may be cut down while they are under way.
+    """One step or several; `steps` may shrink while they are under way.
 
-    Theory of operation: with the same requests in each, step i takes `first_s + (i - 1) * slope_s`,
-    since each decode attends to one token more than before and steps are near to linear in that. So
-    times and totals are arithmetic series, and which step is under way at a moment solves a
-    quadratic.
+    Theory of operation: with the same requests in each, step i takes `first_step_s + (i - 1) *
+    growth_per_step_s`, since each decode attends to one token more than before. Times and totals
+    are arithmetic series, and the step under way at a moment solves a quadratic.
     """
 
     started_at_s: float
@@ -31,19 +35,19 @@ class StepRun:
     prefill_tokens: int = 0
     decode_requests: int = 0
     context_tokens: int = 0
-    """What the decodes attend to in the first step."""
+    """KV tokens that the decodes of the first step attend to."""
 
     def seconds(self, steps: int) -> float:
-        """How long the first `steps` steps take."""
+        """Duration of the first `steps` steps."""
         return steps * self.first_step_s + self.growth_per_step_s * (steps * (steps - 1) / 2)
 
     def total_context_tokens(self, steps: int) -> int:
-        """`context_tokens`, added up over the first `steps` steps."""
+        """Sum of the context tokens of the first `steps` steps."""
         growth = self.decode_requests * (steps * (steps - 1) // 2)
         return steps * self.context_tokens + growth
 
     def steps_done_by(self, now_s: float) -> int:
-        """How many steps have ended by then, the last one of the stretch not among them."""
+        """Number of steps that have ended at `now_s`; never counts the last of the stretch."""
         max_done = self.steps - 1
         if not max_done:
             return 0
@@ -57,7 +61,7 @@ class StepRun:
         return done
 
     def _solve_steps(self, passed_s: float) -> float:
-        """The root of seconds(steps) = passed_s, but for rounding."""
+        """The root of seconds(steps) = passed_s, except for rounding."""
         linear = self.first_step_s - self.growth_per_step_s / 2
         if not self.growth_per_step_s:
             return passed_s / linear
@@ -66,7 +70,7 @@ class StepRun:
 
 
 def batch_of(runs: Sequence[LegRun], decodes: int = 0) -> StepBatch:
-    """The sums over the legs of one step, of which the first `decodes` are known to decode.
+    """Sum the legs of one step; the first `decodes` legs are known to decode.
 
     One missing token is the last of a prompt or of an output: a decode either way.
     """
@@ -91,7 +95,7 @@ def batch_of(runs: Sequence[LegRun], decodes: int = 0) -> StepBatch:
 def one_step(
     runs: Sequence[LegRun], timing: StepTiming, now_s: float, *, decodes: int = 0
 ) -> StepRun:
-    """A step of prompts, or of decodes among which some have just come; see `batch_of`."""
+    """A step with prompts, or of decodes among newly admitted legs; `decodes` as in `batch_of`."""
     batch = batch_of(runs, decodes)
     return StepRun(
         started_at_s=now_s,
@@ -112,7 +116,7 @@ def decode_steps(
     horizon_s: float,
     now_s: float,
 ) -> StepRun:
-    """At most `max_steps` steps that decode for so many; the last may be under way at the end."""
+    """Up to `max_steps` pure decode steps; the last may be under way when `horizon_s` ends."""
     first_s = timing.step_s(StepBatch(0, 0, 0.0, 0, decodes, context))
     step_run = StepRun(
         started_at_s=now_s,
@@ -131,7 +135,7 @@ def decode_steps(
 
 
 def _extend_while_linear(step_run: StepRun, timing: StepTiming, steps: int) -> None:
-    """Make it `steps` steps, or half as many until their seconds lie on a straight line."""
+    """Set `step_run.steps` to `steps`, halved until the steps' durations are linear."""
     decodes, context, first_s = (
         step_run.decode_requests,
         step_run.context_tokens,
@@ -148,3 +152,61 @@ def _extend_while_linear(step_run: StepRun, timing: StepTiming, steps: int) -> N
         steps, last_s = middle + 1, middle_s
     step_run.steps = steps
     step_run.growth_per_step_s = (last_s - first_s) / (steps - 1) if steps > 1 else 0.0
+
+
+class StepMeter:
+    """Totals of all steps, and a moving average of their seconds."""
+
+    __slots__ = ("_step_s", "_totals")
+
+    def __init__(self) -> None:
+        self._step_s = 0.0
+        self._totals: _Totals = StepTotals()
+
+    def record_steps(self, step_run: StepRun, steps: int) -> None:
+        """Add the first `steps` steps of a stretch."""
+        self._step_s = self.step_s(step_run, steps)
+        self._totals = _add_steps(self._totals, step_run, steps)
+
+    def totals(self, step_run: StepRun | None = None, steps: int = 0) -> StepTotals:
+        """Totals of all steps, including the first `steps` of the stretch under way."""
+        if step_run is None or not steps:
+            return StepTotals(*self._totals)
+        return StepTotals(*_add_steps(self._totals, step_run, steps))
+
+    def step_s(self, step_run: StepRun | None = None, steps: int = 0) -> float:
+        """The moving average of a step's seconds, over the same steps as `totals`.
+
+        Each step has weight w and multiplies the weight of earlier steps by 1 - w; a stretch is a
+        geometric series and the derivative of one.
+        """
+        if step_run is None or not steps:
+            return self._step_s
+        last_s = step_run.first_step_s + (steps - 1) * step_run.growth_per_step_s
+        if not self._totals[0]:  # the first stretch is one step
+            return last_s
+        if steps == 1:
+            return _DECAY * self._step_s + (1 - _DECAY) * last_s
+        # The last `steps` steps add the sum of w (1-w)^j (last_s - j growth_s).
+        # The sum of j q^j for j < n is q (1 - n q^(n-1) + (n-1) q^n) / (1-q)^2.
+        decay = _DECAY**steps
+        slope_weight = (
+            _DECAY * (1 - steps * _DECAY ** (steps - 1) + (steps - 1) * decay) / STEP_AVERAGE_WEIGHT
+        )
+        return decay * self._step_s + (
+            (1 - decay) * last_s - slope_weight * step_run.growth_per_step_s
+        )
+
+
+def _add_steps(totals: _Totals, step_run: StepRun, steps: int) -> _Totals:
+    total_steps, busy_s, prefilled, decoded, context, prefill_steps, decode_steps = totals
+    prefill_tokens, decodes = step_run.prefill_tokens, step_run.decode_requests
+    return (
+        total_steps + steps,
+        busy_s + step_run.seconds(steps),
+        prefilled + steps * prefill_tokens,
+        decoded + steps * decodes,
+        context + step_run.total_context_tokens(steps),
+        prefill_steps + (steps if prefill_tokens else 0),
+        decode_steps + (steps if decodes else 0),
+    )

@@ -1,15 +1,13 @@
-"""An engine on counts: vLLM V1's scheduler without tokens, many decode steps at once.
+"""Engine on counts: vLLM V1's scheduler without tokens, many decode steps at once.
 
-Theory of operation: a body calls `begin`, lets the seconds pass that it says, and calls `finish`.
-Legs go WAITING -> RUNNING -> ENDED, those with blocks to pull
-HELD -> WAITING -> TRANSFER -> READY -> RUNNING -> ENDED; out of blocks, the leg admitted last falls
-back to WAITING and will recompute (`baton.simulator.v1.scheduler`). A finished PREFILL leg becomes
-a lease: its blocks stay in use until pulled, released or expired. Prompts are outlines or token
-ids; generated tokens are all 0, and how many there will be is in the leg's payload.
+Theory of operation: the caller calls `begin`, lets the returned seconds pass, and calls `finish`.
+Legs go WAITING -> RUNNING -> ENDED. Legs with blocks to pull go PULL_QUEUED -> WAITING -> PULLING
+-> READY -> RUNNING -> ENDED. Out of blocks, the leg admitted last returns to WAITING and recomputes
+(`baton.simulator.v1.scheduler`). A finished PREFILL leg becomes a lease: its blocks stay in use
+until they are pulled, released or expired. Prompts are hashed prompts or token ids; all generated
+tokens are 0, and the leg's payload holds their number.
 
-`baton.simulator.v1.steps` has how many steps are taken at once, `baton.simulator.v1.pipeline` how
-batches overlap. Every time is an argument, in seconds on the body's clock. What may fail: a pull,
-see `pull_failed`.
+All times are arguments, in seconds on the caller's clock. Only pulls can fail: see `pull_failed`.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from baton.simulator.v1.steps import Steps
 
 
 class V1Core:
-    """One counted engine: a `baton.simulator.engine.port.VirtualEngine`."""
+    """One counted engine, a `baton.simulator.engine.port.VirtualEngine`."""
 
     def __init__(
         self,
@@ -68,29 +66,29 @@ class V1Core:
         self._max_known_tokens = min(
             settings.max_len_tokens, settings.kv_blocks * settings.block_size_tokens + 1
         )
-        """Tokens that a leg may know: the last one is never computed and needs no block."""
+        """Tokens that a leg may know: the last is never computed and needs no block."""
 
     # ------------------------------------------------------------------ legs in and out
     def add(self, leg: Leg, *, now_s: float | None = None) -> LegFailure | None:
-        """Queue a leg; None when accepted, else why not. Without `now_s` no times are told."""
+        """Queue a leg; None when accepted. Without `now_s`, outputs have no times."""
         kv_handle = None if leg.kv_handle is None else decode_kv_handle(leg.kv_handle)
         return self._add(
             LegRun(leg, kv_handle, max_known_tokens=self._max_known_tokens, queued_at_s=now_s)
         )
 
     def add_with_kv(self, leg: Leg) -> LegFailure | None:
-        """Queue a leg whose KV is here as soon as there are blocks for it, all but the last token.
+        """Queue a leg that has the KV of all tokens but the last once there are blocks for it.
 
-        That is how an engine that only decodes is looked at alone.
+        This measures an engine that only decodes.
         """
         return self._add(
             LegRun(leg, None, max_known_tokens=self._max_known_tokens, kv_preloaded=True)
         )
 
     def abort(self, leg_ids: Iterable[str]) -> None:
-        """End legs without a word and free what they hold, at the source too; others are ignored.
+        """End legs without an output and free their blocks, also at the source; ignores other ids.
 
-        A prefill leg that has finished is not a leg any more but a lease, and stays.
+        A finished prefill leg is a lease and stays.
         """
         for leg_id in leg_ids:
             run = self._runs.pop(leg_id, None)
@@ -104,20 +102,20 @@ class V1Core:
 
     # ------------------------------------------------------------------ steps
     def begin(self, now_s: float, *, horizon_s: float) -> float | None:
-        """Choose what to compute next: seconds until `finish` is due, None when there is nothing.
+        """Choose the next steps: seconds until `finish` is due, None without work.
 
-        Several steps where nothing can change meanwhile: the last is the one under way when
-        `horizon_s` is over. They produce nothing before `finish`, however many they are.
+        Begins several steps where nothing can change meanwhile; the last is under way at the end of
+        `horizon_s`. They have no output before `finish`.
         """
         self._expire(now_s)
         return self._steps.begin(now_s, horizon_s)
 
     def interrupt(self, now_s: float) -> float | None:
-        """Seconds until `finish` is due now that something has changed; None outside of steps."""
+        """Seconds until `finish` is due after a change; None outside of steps."""
         return self._steps.interrupt(now_s)
 
     def finish(self, now_s: float) -> tuple[LegOutput, ...]:
-        """Account for what `begin` began and return what it produced, in running order."""
+        """End the steps of `begin` and return their outputs, in running order."""
         finished = self._steps.finish(now_s)
         if finished.only_decodes:
             return self._decode_outputs(finished.runs, finished.steps)
@@ -127,9 +125,9 @@ class V1Core:
     def pull_done(
         self, leg_id: str, *, blocks: int, duration_s: float, source_kept: bool
     ) -> LegOutput | None:
-        """The blocks of a pull are here; ignored when the leg was aborted meanwhile.
+        """Record the arrival of pulled blocks; ignored when the leg was aborted meanwhile.
 
-        Where the source had not `source_kept` them, the leg computes what it misses.
+        Unless `source_kept`, the leg computes the missing tokens.
         """
         run = self._run_in_transfer(leg_id)
         if run is None or run.kv_handle is None:
@@ -146,7 +144,7 @@ class V1Core:
         return None
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
-        """A pull did not work: the leg computes what it misses, in the blocks it has."""
+        """Record a failed pull: the leg computes the missing tokens in the blocks it has."""
         run = self._run_in_transfer(leg_id)
         if run is not None and run.kv_handle is not None:
             self._pulls.record_pull_failure(run.kv_handle.engine_id)
@@ -154,25 +152,25 @@ class V1Core:
         return None
 
     def load_done(self, leg_id: str) -> None:
-        """Nothing: this engine keeps no blocks in the host's memory."""
+        """Do nothing: this engine has no host tier."""
 
     # ------------------------------------------------------------------ transfers, source side
     def is_leased(self, leg_id: str, now_s: float) -> bool:
-        """Whether the blocks of this finished prefill leg are still kept."""
+        """Whether the blocks of this finished prefill leg are still leased."""
         self._expire(now_s)
         return self._memory.is_leased(leg_id)
 
     def renew(self, leg_id: str, now_s: float) -> None:
-        """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
+        """Extend the lease of a finished prefill leg; does nothing after its end."""
         if self.is_leased(leg_id, now_s):
             self._memory.renew(leg_id, now_s)
 
     def pending_kv_handles(self) -> tuple[SimKvHandle, ...]:
-        """What legs wait for that is elsewhere: their leases are to be renewed."""
+        """KV handles of blocks that are still to be pulled: their leases need renewal."""
         return tuple(run.kv_handle for run in self._runs.values() if run.kv_handle is not None)
 
     def release(self, leg_id: str, now_s: float) -> bool:
-        """Free a finished prefill leg's blocks; False when they were no longer kept."""
+        """Free a finished prefill leg's blocks; False without a lease."""
         was_leased = self.is_leased(leg_id, now_s)
         if was_leased:
             self._steps.catch_up(now_s)
@@ -186,7 +184,7 @@ class V1Core:
 
     # ------------------------------------------------------------------ for the body
     def pop_commands(self) -> tuple[EngineCommand, ...]:
-        """What the body has to do outside, since this was last called."""
+        """Commands for the caller since the last call."""
         if not self._commands:
             return ()
         commands = tuple(self._commands)
@@ -194,40 +192,40 @@ class V1Core:
         return commands
 
     def pop_cache_update(self) -> CacheUpdate | None:
-        """What changed in the prefix cache since this was last called; None when nothing did."""
+        """Changes of the prefix cache since the last call; None without any."""
         return self._memory.blocks.pop_update()
 
     def cache_snapshot(self) -> CacheUpdate:
-        """All that is cached. Call `pop_cache_update` first."""
+        """All cached blocks. Call `pop_cache_update` first."""
         return self._memory.blocks.snapshot()
 
     def has_cache_update(self) -> bool:
-        """Whether `pop_cache_update` would have anything to say."""
+        """Whether `pop_cache_update` would return an update."""
         return self._memory.blocks.has_update
 
     def load(self, now_s: float) -> Load:
-        """The load at this moment, counted."""
+        """The load at this moment."""
         step_s, steps = self._steps.step_stats(now_s)
         counts = self._scheduler.counts()
         blocks = self._memory.blocks
         return Load(
-            counts.queued,
-            counts.running,
-            counts.queued_tokens,
-            blocks.used / blocks.total,
-            step_s,
-            self._pulls.transfers,
-            counts.pulling,
-            steps,
-            blocks.sequence,
+            queued_requests=counts.queued,
+            running_requests=counts.running,
+            queued_tokens=counts.queued_tokens,
+            kv_used_fraction=blocks.used / blocks.total,
+            step_s=step_s,
+            transfers=self._pulls.transfers,
+            pulling_requests=counts.pulling,
+            steps=steps,
+            cache_sequence=blocks.sequence,
         )
 
     def links(self) -> tuple[LinkTotals, ...]:
-        """What was pulled from whom."""
+        """Totals of pulls, by source."""
         return self._pulls.links
 
     def facts(self, *, replica_id: str, side_channel: str) -> ReplicaFacts:
-        """What the replica says of itself; which pool it is in, and for what, others know."""
+        """The replica's facts; the caller knows pool and role."""
         settings = self._settings
         return ReplicaFacts(
             replica_id=replica_id,
@@ -298,12 +296,11 @@ class V1Core:
         return tuple(outputs)
 
     def _next_output(self, run: LegRun, now_s: float) -> LegOutput:
-        """The next token of a leg, and what comes with the first and with the last."""
         reason = run.finish_reason if run.known_tokens >= run.end_tokens else None
         if run.first_output_sent:
             return LegOutput(run.leg_id, _ONE_TOKEN, reason, times=run.timer.on_last_output())
         run.first_output_sent = True
-        # A prefill leg whose token was the request's last has nothing to hand on.
+        # After the request's last token there is nothing to hand off.
         needs_lease = run.is_prefill and reason is not FinishReason.STOP
         cache = run.cache_use(run.shared_blocks * self._settings.block_size_tokens)
         kv_handle = self._grant_lease(run, now_s) if needs_lease else None
@@ -348,10 +345,10 @@ class V1Core:
         if run.kv_handle is not None and not self._is_compatible(run, run.kv_handle):
             return LegFailure.KV_LOAD_FAILED
         if run.kv_handle is not None:
-            # A real engine would decode from another prompt's blocks. Tokens are not told apart
-            # here, so that it is found all the same.
+            # A real engine would decode from another prompt's blocks without an error.
             expect(
-                self._memory.is_same_prompt(run, run.kv_handle), f"{run.leg_id}: another's blocks"
+                self._memory.is_same_prompt(run, run.kv_handle),
+                f"{run.leg_id}: KV handle of another prompt",
             )
         if len(self._scheduler.waiting) >= self._settings.max_waiting_requests:
             return LegFailure.OVERLOADED

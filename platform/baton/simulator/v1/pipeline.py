@@ -1,10 +1,10 @@
-"""The steps of an engine with pipeline stages: as many batches under way as there are stages.
+"""The steps of an engine with pipeline stages: one batch per stage can be under way.
 
-Theory of operation: a batch takes as long through all stages as its timing says, and leaves the
-first one after an equal share of that; then the next may begin. Batches end in the order they
-began, each at least its own share after the one before. A leg is in one batch at a time, and a
-batch takes no more than its share of the running legs, so that the others have some, too. `finish`
-is due when a batch ends or may begin; it then ends at most one, perhaps none.
+Theory of operation: a batch takes its timing's seconds through all stages and leaves the first
+stage after an equal share of them; then the next may begin. Batches end in the order of their
+begin, each at least its own share after the previous batch. A leg is in one batch at a time. A
+batch takes at most its share of the running legs, so that the other batches have some. `finish` is
+due when a batch ends or may begin; it ends at most one batch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from baton.domain.fleet import StepTotals
 from baton.simulator.engine.blocks import expect
-from baton.simulator.v1.batches import StepRun, one_step
-from baton.simulator.v1.meters import StepMeter
+from baton.simulator.v1.batches import StepMeter, StepRun, one_step
 from baton.simulator.v1.runs import LegRun
 from baton.simulator.v1.scheduler import Scheduler
 from baton.simulator.v1.settings import V1Settings
@@ -25,12 +24,12 @@ from baton.simulator.v1.steps import FinishedSteps
 class _Batch(NamedTuple):
     runs: list[LegRun]
     step: StepRun
-    """Its seconds are those that it keeps the engine busy alone: no second counts twice."""
+    """Its seconds are those in which no earlier batch is under way: busy time counts once."""
     ends_at_s: float
 
 
 class Pipeline:
-    """What is under way, for `baton.simulator.v1.core`."""
+    """The batches under way, for `baton.simulator.v1.core`; same methods as `Steps`."""
 
     def __init__(self, settings: V1Settings, scheduler: Scheduler) -> None:
         self._settings = settings
@@ -40,15 +39,14 @@ class Pipeline:
         self._next_entry_at_s = 0.0
         """When the first stage is free."""
         self._last_batch_ends_at_s = 0.0
-        """When the batch that began last ends."""
         self._is_stepping = False
         self._next_is_batch_end = False
-        """Whether the next thing to happen is that a batch ends, rather than that one may begin."""
+        """Whether the next event is the end of a batch, not the earliest begin of one."""
         self._nothing_to_begin = False
-        """Whether there was nothing for a batch that could have begun, and nothing came since."""
+        """Whether the scheduler had no legs for a new batch, and none came since."""
 
     def begin(self, now_s: float, horizon_s: float) -> float | None:
-        """Begin a batch if one may; seconds until the next may, or one ends; None without any."""
+        """Begin a batch if one may; seconds until the next event, None without batches."""
         expect(not self._is_stepping, "steps are under way: finish them first")
         self._nothing_to_begin = False
         if self._has_room() and now_s >= self._next_entry_at_s:
@@ -57,14 +55,14 @@ class Pipeline:
         return self._due_s(now_s) if self._is_stepping else None
 
     def interrupt(self, now_s: float) -> float | None:
-        """Seconds until `finish` is due now that something has changed; None outside of steps."""
+        """Seconds until `finish` is due after a change; None outside of steps."""
         if not self._is_stepping:
             return None
         self._nothing_to_begin = False
         return self._due_s(now_s)
 
     def finish(self, now_s: float) -> FinishedSteps:
-        """End the batch that is due; there may be none. The caller gives the legs their tokens."""
+        """End the batch that is due, if any; the caller gives the legs their tokens."""
         expect(self._is_stepping, "no step is under way: begin one first")
         self._is_stepping = False
         if not self._next_is_batch_end:
@@ -78,25 +76,25 @@ class Pipeline:
 
     # ------------------------------------------------------------------ what happens meanwhile
     def on_leg_changed(self, run: LegRun, local_tokens: int | None) -> None:
-        """A pull left `local_tokens` tokens here, or None: a leg was aborted."""
+        """Apply a pull that left `local_tokens` tokens here, or an abort (None)."""
         self._scheduler.apply_pull_or_abort(run, local_tokens)
 
     def on_leg_queued(self) -> None:
-        """A leg came to wait: `interrupt` will look."""
+        """Do nothing: `interrupt` looks at the queue."""
 
     def on_blocks_freed(self) -> None:
-        """Blocks became free: likewise."""
+        """Do nothing: `interrupt` looks at the blocks."""
 
     def catch_up(self, now_s: float) -> int:
-        """No batch is more than one step, and each has its blocks."""
+        """Return 0: a batch is one step and has its blocks."""
         return 0
 
     def deferred_leg_ids(self) -> set[str]:
-        """Nothing waits for `interrupt`."""
+        """Return no ids: no change waits for `interrupt`."""
         return set()
 
     def step_stats(self, now_s: float) -> tuple[float, StepTotals]:
-        """The average seconds of a step, and all steps so far."""
+        """The average seconds of a step, and the totals of all steps."""
         return self._meter.step_s(), self._meter.totals()
 
     def _has_room(self) -> bool:

@@ -1,4 +1,4 @@
-"""A leg inside a counted engine, and how far it has come."""
+"""A leg inside a counted engine, and its progress."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from baton.simulator.workloads.trace import decode_output_tokens
 
 
 class LegRunState(IntEnum):
-    """Where a leg is; `baton.simulator.v1.core` tells the edges."""
+    """Where a leg is; `baton.simulator.v1.core` lists the transitions."""
 
     PULL_QUEUED = 0
-    """Too many pull already: it waits beside the queue."""
+    """Waits outside the queue: `max_pulls` others pull."""
     WAITING = 1
     PULLING = 2
     READY = 3
@@ -25,7 +25,7 @@ class LegRunState(IntEnum):
 
 
 class LegRun:
-    """A leg and how far it has come. Not a dataclass: there are many, and steps change them."""
+    """A leg and its progress. A plain class with slots, for speed."""
 
     __slots__ = (
         "cached_tokens",
@@ -65,45 +65,45 @@ class LegRun:
         self.leg_id = leg.leg_id
         self.prompt: TokenIds = leg.prompt_token_ids
         self.kv_handle = kv_handle
-        """Not yet pulled."""
+        """Of blocks that are still to be pulled."""
         self.needs_pull_slot = kv_handle is not None
-        """Whether it takes one of the places of those that pull: until its first output."""
+        """Whether it counts against `max_pulls`, or will: until its blocks are here."""
         self.kv_preloaded = kv_preloaded
-        """Whether the KV of all tokens but the last is here as soon as there are blocks for it."""
+        """Whether it has the KV of all tokens but the last once there are blocks for it."""
         self.is_prefill = leg.kind is LegKind.PREFILL
         self.known_tokens = len(self.prompt)
-        """All that are known: the prompt's and those generated since."""
+        """Prompt tokens and generated tokens."""
         self.end_tokens, self.finish_reason = _end_condition(leg, max_known_tokens)
-        """It ends when so many are known, and why."""
+        """Known tokens at which it ends, and why."""
         self.computed_tokens = 0
-        """How many of them are in the KV cache when the step under way began."""
+        """Known tokens in the KV cache before the step under way."""
         self.scheduled_tokens = 0
-        """How many the step under way computes."""
+        """Tokens that the step under way computes."""
         self.hashes: list[int] = []
-        """Of the leading full blocks, as far as they were needed."""
+        """Of the leading full blocks, as far as needed yet."""
         self.shared_blocks = 0
-        """Leading blocks that are in the prefix cache, this run being one of their users."""
+        """Leading blocks in the prefix cache, with this run among their users."""
         self.private_blocks = 0
-        """Blocks behind those, nobody else's."""
+        """Blocks behind those, used by this run only."""
         self.cached_tokens = -1
-        """Tokens that it had not to compute itself; -1 before it first ran."""
+        """Prompt tokens from the cache or a pull; -1 before its first step."""
         self.local_hit_tokens = 0
-        """Those of them that were in the prefix cache when it was first placed."""
+        """Those that the local prefix cache held when it was first placed."""
         self.first_output_sent = False
         self.timer = LegTimer(queued_at_s)
         self.plain_output = LegOutput(leg.leg_id, (0,))
-        """What a step produces for it that is neither its first nor its last."""
+        """Its output of a step that is neither its first nor its last."""
         self.in_batch = False
-        """Whether a pipeline's batch with it is under way."""
+        """Whether it is in a pipeline batch under way."""
         self.state = LegRunState.WAITING
 
     @property
     def blocks(self) -> int:
-        """All blocks it has."""
+        """All its blocks."""
         return self.shared_blocks + self.private_blocks
 
     def cache_use(self, cached_now_tokens: int) -> CacheUse:
-        """What is said of its prompt, of which the prefix cache holds so many tokens now."""
+        """Report the cache use of its prompt, of which `cached_now_tokens` are cached now."""
         return CacheUse(
             self.cached_tokens - self.local_hit_tokens,
             max(0, cached_now_tokens - self.cached_tokens),
@@ -111,14 +111,14 @@ class LegRun:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether somebody waits for each token after its first."""
+        """Whether a client waits for each token after the first."""
         return not self.is_prefill and self.leg.max_tokens > 1
 
     @property
     def tokens_to_compute(self) -> int:
-        """Tokens that this engine will have to compute before the next one can be drawn.
+        """Tokens that this engine must compute before the next can be sampled.
 
-        How much of a prompt is cached shows when it begins; before, it is what was expected.
+        Before the first step shows the cached tokens, it uses the coordinator's expectation.
         """
         missing = self.known_tokens - self.computed_tokens
         if self.kv_preloaded:
@@ -133,7 +133,7 @@ class LegRun:
 
 
 def _end_condition(leg: Leg, max_known_tokens: int) -> tuple[int, FinishReason]:
-    """How many tokens a leg knows when it ends, at most `max_known_tokens`, and why it ends."""
+    """Known tokens at which a leg ends, at most `max_known_tokens`, and the reason."""
     prompt_tokens = len(leg.prompt_token_ids)
     output_tokens = decode_output_tokens(leg.payload)
     if leg.kind is LegKind.PREFILL:

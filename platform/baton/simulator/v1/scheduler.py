@@ -1,20 +1,21 @@
-"""Who is computed in the next step: vLLM V1's rules, on counts.
+"""vLLM V1's scheduling rules, on counts.
 
-Theory of operation: running legs come first, in the order they were admitted: each gets what it
-misses, a decode one token and a prompt its next chunk, until the token budget is used up. One for
-which there is no block makes the leg admitted last fall back to the head of the queue, to be
-recomputed, until there is one or it has fallen back itself; then nobody is admitted in this step.
-Otherwise newcomers are, first those whose blocks have arrived, then first come first served without
-overtaking, while there is budget, a seat (max_num_seqs), and room for the whole of their known
-tokens; but only blocks for the tokens of this step are taken. A leg whose blocks are to be pulled
-takes them all beforehand, and only if what running prompts still need stays free. A step that
-streams wait for may have a budget of its own (`engine.vllm.step_budget`).
-Source: vLLM 0.32, v1/core/sched/scheduler.py `schedule` and v1/core/kv_cache_manager.py
-`allocate_slots`, with their defaults (scheduler_reserve_full_isl, no watermark).
+Theory of operation: running legs come first, in the order of admission. Each gets its missing
+tokens (a decode one token, a prompt its next chunk) until the token budget is used up. If a leg
+lacks a block, the leg admitted last is preempted: it returns to the head of the queue and
+recomputes. This repeats until there is a block or the leg itself is preempted; a step with
+preemptions admits no leg.
 
-`Scheduling.PREFILL_FIRST` is how it was done before: newcomers' whole prompts in steps of their
-own, and decodes in steps in which nobody can be admitted.
-Source: vLLM 0.2.6, core/scheduler.py; DistServe, arXiv 2401.09670, §2.
+Otherwise new legs are admitted: first legs with arrived blocks, then by arrival without overtaking.
+Admission needs token budget, a sequence slot (max_num_seqs) and room for all known tokens, but
+takes only the blocks for this step. A leg with blocks to pull takes all of them beforehand, and
+only if the blocks that running prompts still need stay free. A step with streaming legs may have
+its own budget (`engine.vllm.step_budget`). Source: vLLM 0.32, v1/core/sched/scheduler.py `schedule`
+and v1/core/kv_cache_manager.py `allocate_slots`, with their defaults (scheduler_reserve_full_isl,
+no watermark).
+
+`Scheduling.PREFILL_FIRST`: whole prompts of new legs in steps of their own; decodes in steps
+without admissions. Source: vLLM 0.2.6, core/scheduler.py; DistServe, arXiv 2401.09670, §2.
 """
 
 from __future__ import annotations
@@ -36,17 +37,15 @@ class BlockedReason(Enum):
     """Why the last step admitted no more legs."""
 
     QUEUE_EMPTY = auto()
-    """Nobody waits."""
     BUDGET = auto()
-    """The step's tokens were used up."""
     PREEMPTED = auto()
-    """The step had to take memory from somebody."""
+    """The step preempted a leg for its blocks."""
     SLOTS = auto()
     MEMORY = auto()
 
 
 class QueueCounts(Value, kw_only=False):
-    """How many legs are where, and the tokens that they still have to compute."""
+    """Legs by state, and the tokens that they still have to compute."""
 
     queued: int
     pulling: int
@@ -55,7 +54,7 @@ class QueueCounts(Value, kw_only=False):
 
 
 class Scheduler:
-    """The queues of one engine, and what its next step computes."""
+    """The queues of one engine, and the choice of its next step's legs."""
 
     def __init__(
         self, settings: V1Settings, memory: V1Memory, commands: list[EngineCommand]
@@ -68,20 +67,20 @@ class Scheduler:
         self.blocked_reason = BlockedReason.QUEUE_EMPTY
         self.preemptions = 0
         self.only_decodes = False
-        """Whether the last choice was the running legs, each a token further, and nobody else."""
+        """Whether the last step has only running legs, each with one token."""
         self.leading_decodes = 0
-        """How many legs in front of the last choice are known to decode, each a token further."""
+        """Leading legs of the last step that are known to decode one token each."""
         self._settings = settings
         self._memory = memory
         self._commands = commands
         self._active_pulls = 0
         self._token_budget = self._max_chunk_tokens = settings.max_batched_tokens
         self._partial_prefills: set[LegRun] = set()
-        """Running legs of whose known tokens some are left after the step under way."""
+        """Running legs with known tokens left after the step under way."""
 
     # ------------------------------------------------------------------ in and out
     def add(self, run: LegRun) -> None:
-        """A new leg waits."""
+        """Queue a new leg."""
         if not run.needs_pull_slot:
             self.waiting.append(run)
             return
@@ -90,7 +89,6 @@ class Scheduler:
         self._admit_pulls()
 
     def _on_pull_done(self, run: LegRun) -> None:
-        """A leg whose blocks were on the way waits no longer for them."""
         del self.pulling[run.leg_id]
         run.kv_handle = None
         run.state = LegRunState.READY
@@ -98,7 +96,7 @@ class Scheduler:
         self.release_pull_slot(run)
 
     def apply_pull_or_abort(self, run: LegRun, local_tokens: int | None) -> None:
-        """A pull left `local_tokens` tokens here, or None: the leg was aborted."""
+        """Apply a pull that left `local_tokens` tokens here, or an abort (None)."""
         if local_tokens is None:
             self.remove(run)
         elif run.state is LegRunState.PULLING:
@@ -108,11 +106,11 @@ class Scheduler:
             self._on_pull_done(run)
 
     def remove(self, run: LegRun) -> None:
-        """A leg is over: take it out of where it is, and free what it holds."""
+        """End a leg in any state: remove it from its queue and free its blocks."""
         match run.state:
             case LegRunState.PULL_QUEUED:
                 self.pull_queue.remove(run)
-                run.needs_pull_slot = False  # it never had a place among those that pull
+                run.needs_pull_slot = False  # it never had a slot
             case LegRunState.WAITING:
                 self.waiting.remove(run)
             case LegRunState.PULLING:
@@ -129,14 +127,14 @@ class Scheduler:
         self._memory.free(run)
 
     def remove_ended(self, runs: list[LegRun]) -> None:
-        """Running legs have ended, in this order."""
+        """End running legs, in this order."""
         for run in runs:
             run.state = LegRunState.ENDED
             self._memory.free(run)
         self.running = [run for run in self.running if run.state is LegRunState.RUNNING]
 
     def release_pull_slot(self, run: LegRun) -> None:
-        """A leg's pull counts no more, if it had one: the next may pull."""
+        """Free a leg's pull slot, if it has one, for the next pull."""
         if run.needs_pull_slot:
             run.needs_pull_slot = False
             self._active_pulls -= 1
@@ -150,22 +148,20 @@ class Scheduler:
 
     # ------------------------------------------------------------------ a step
     def schedule(self, now_s: float, *, batch_count: int = 1) -> list[LegRun]:
-        """The legs of the step that begins now, in order; how much: `LegRun.scheduled_tokens`.
+        """The legs of the step that begins now, in order; sets their `scheduled_tokens`.
 
-        With a `batch_count` of n, running legs that are in no batch, and of all running ones an
-        n-th.
+        With a `batch_count` of n, at most 1/n of the running legs, and only legs in no batch.
         """
         preemptions_before = self.preemptions
         scheduled = self._schedule_once(now_s, batch_count)
-        if (
-            not scheduled and self.preemptions > preemptions_before
-        ):  # all fell back: there is room for others now
+        if not scheduled and self.preemptions > preemptions_before:
+            # All legs were preempted: there is room for others now.
             scheduled = self._schedule_once(now_s, batch_count)
         return scheduled
 
     def _schedule_once(self, now_s: float, batch_count: int) -> list[LegRun]:
         self._token_budget = self._settings.token_budget(self._has_streaming_run)
-        self._max_chunk_tokens = self._get_max_chunk_tokens()
+        self._max_chunk_tokens = self._longest_chunk_tokens()
         running = self.running
         if batch_count > 1:
             running = [run for run in running if not run.in_batch][
@@ -198,17 +194,17 @@ class Scheduler:
         return any(run not in chunked and run.is_streaming for run in self.running)
 
     def _schedule_prefill_first(self, running: list[LegRun], now_s: float) -> list[LegRun]:
-        """Newcomers' whole prompts if any fit into the step, else the decodes."""
-        newcomers: list[LegRun] = []
+        """The new legs' whole prompts if any fit, else the decodes."""
+        admitted: list[LegRun] = []
         self.leading_decodes = 0
-        self._admit(newcomers, self._token_budget, now_s)
-        prompts = [run for run in newcomers if run.known_tokens - run.computed_tokens > 1]
-        # With newcomers, the next step may take who was behind them. Those that are computed again
-        # have been reported, too.
-        self.only_decodes = not newcomers and all(run.first_output_sent for run in running)
+        self._admit(admitted, self._token_budget, now_s)
+        prompts = [run for run in admitted if run.known_tokens - run.computed_tokens > 1]
+        # After admissions, the next step may admit the legs behind them. Recomputed legs have
+        # sent their first output, too.
+        self.only_decodes = not admitted and all(run.first_output_sent for run in running)
         if prompts:
             return prompts
-        decodes = running if newcomers and running is self.running else running + newcomers
+        decodes = running if admitted and running is self.running else running + admitted
         if (scheduled := self._schedule_decodes(decodes)) is not None:
             return scheduled
         self.only_decodes = False
@@ -216,7 +212,7 @@ class Scheduler:
         return self._schedule_running(decodes)[0]
 
     def _schedule_decodes(self, runs: list[LegRun]) -> list[LegRun] | None:
-        """These legs, all a token further; None when there is not room for all."""
+        """Schedule one token for each leg; None if budget or blocks do not suffice for all."""
         if len(runs) > self._token_budget:
             return None
         block_size_tokens = self._settings.block_size_tokens
@@ -234,7 +230,7 @@ class Scheduler:
         return runs.copy()
 
     def _schedule_running(self, runs: list[LegRun]) -> tuple[list[LegRun], int]:
-        # Prompts in chunks are mostly the last ones: those before them need no second look.
+        # Chunked prompts are mostly last: then the legs in front decode.
         decode_count = len(runs) - len(self._partial_prefills)
         only_decodes_in_front = decode_count > 0 and self._partial_prefills.issuperset(
             runs[decode_count:]
@@ -258,21 +254,20 @@ class Scheduler:
     def _chunk_tokens(self, missing_tokens: int, budget: int) -> int:
         """How many of a leg's missing tokens the next step computes; 0 when it has to wait."""
         if self._settings.scheduling is Scheduling.PREFILL_FIRST:
+            # A prompt longer than the budget has a step of its own.
             fits = missing_tokens <= budget or budget == self._token_budget
-            return (
-                missing_tokens if fits else 0
-            )  # one longer than a step's tokens has a step of its own
+            return missing_tokens if fits else 0
         return min(missing_tokens, budget, self._max_chunk_tokens)
 
-    def _get_max_chunk_tokens(self) -> int:
-        """Of one prompt, in tokens; without others there is nobody to keep waiting."""
+    def _longest_chunk_tokens(self) -> int:
+        """The longest chunk of one prompt; a lone leg may use the whole budget."""
         max_chunk_tokens = self._settings.long_prefill_tokens
         if max_chunk_tokens and len(self.running) + len(self.ready) + len(self.waiting) > 1:
             return max_chunk_tokens
         return self._token_budget
 
     def _allocate_or_preempt(self, run: LegRun, tokens: int) -> bool:
-        """Let a running leg have blocks for so many tokens; False if it was preempted instead."""
+        """Extend a running leg's blocks to `tokens` tokens; False if it was preempted instead."""
         while not self._memory.try_extend(run, tokens):
             victim = next(other for other in reversed(self.running) if not other.in_batch)
             self.running.remove(victim)
@@ -286,12 +281,11 @@ class Scheduler:
         run.timer.preemptions += 1
         self._partial_prefills.discard(run)
         self._memory.free(run)
-        run.kv_preloaded = False  # what once came from elsewhere has to be computed here
+        run.kv_preloaded = False  # it recomputes its KV here
         run.state = LegRunState.WAITING
         self.waiting.appendleft(run)
 
     def _set_scheduled(self, run: LegRun, tokens: int) -> None:
-        """Note that the next step computes `tokens` tokens of a run that has blocks for them."""
         run.scheduled_tokens = tokens
         computed = run.computed_tokens + tokens
         self._memory.cache_full_blocks(run, computed)
@@ -300,7 +294,7 @@ class Scheduler:
         else:
             self._partial_prefills.discard(run)
 
-    # ------------------------------------------------------------------ newcomers
+    # ------------------------------------------------------------------ admission
     def _admit(self, scheduled: list[LegRun], budget: int, now_s: float) -> None:
         max_running = self._settings.max_running_requests
         while budget > 0:
@@ -336,7 +330,7 @@ class Scheduler:
         return self.ready.popleft()
 
     def _admit_waiting(self, budget: int) -> LegRun | None:
-        """Take the first waiting leg, with its blocks for this step or for its pull; or None."""
+        """Take the first waiting leg, with blocks for this step or its pull; None without room."""
         run, memory = self.waiting[0], self._memory
         cached_blocks, idle_blocks = memory.lookup(run)
         needed_blocks = memory.blocks_for(run.known_tokens) - cached_blocks + idle_blocks
@@ -372,7 +366,7 @@ class Scheduler:
         self._commands.append(StartPull(leg_id=run.leg_id, kv_handle=kv_handle, blocks=blocks))
 
     def _reserved_blocks(self) -> int:
-        """What prompts that are being computed or pulled still need for all their tokens."""
+        """Blocks that prompts in computation or pull still need for all their tokens."""
         blocks_for = self._memory.blocks_for
         unfinished = concatenate(self._partial_prefills, self.ready, self.pulling.values())
         return sum(max(0, blocks_for(run.known_tokens) - run.blocks) for run in unfinished)
@@ -385,7 +379,7 @@ class Scheduler:
             self.waiting.append(run)
 
     def counts(self) -> QueueCounts:
-        """Where the legs are at this moment."""
+        """Legs by state at this moment."""
         tokens = 0
         if not self._only_decode_now:
             missing_tokens = [run.known_tokens - run.computed_tokens for run in self.running]
@@ -398,12 +392,12 @@ class Scheduler:
 
     @property
     def _only_decode_now(self) -> bool:
-        """Whether it is known, without a look, that all running legs miss a single token."""
+        """Whether all running legs are known to miss a single token."""
         return self.only_decodes and self._settings.pipeline_stages == 1
 
     # ------------------------------------------------------------------ for tests
     def check_integrity(self) -> None:
-        """Assert that each leg is in the one place that its state says."""
+        """Assert that each leg is in the one queue of its state."""
         for state, members in (
             (LegRunState.PULL_QUEUED, self.pull_queue),
             (LegRunState.WAITING, self.waiting),

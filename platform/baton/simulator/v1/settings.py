@@ -1,4 +1,4 @@
-"""What a counted engine is like: its timing, its memory, its limits."""
+"""Timing, memory and limits of a counted engine."""
 
 from __future__ import annotations
 
@@ -32,26 +32,25 @@ class V1Settings:
     max_batched_tokens: int = 8192
     """vLLM's max_num_batched_tokens: the token budget of a step."""
     max_batched_tokens_while_decoding: int | None = None
-    """The budget of a step that any stream waits for; None: that of every step."""
+    """The budget of a step with streaming legs; None for no difference."""
     long_prefill_tokens: int | None = None
     """vLLM's long_prefill_token_threshold: the longest chunk of one prompt; None for no limit."""
     prefix_caching: bool = True
     scheduling: Scheduling = Scheduling.CHUNKED
     pipeline_stages: int = 1
-    """Batches that may be under way at once. `timing` says how long one takes through all stages;
-    the next may begin after 1/stages of that."""
+    """Batches that may be under way at once. `timing` is the time through all stages; the next
+    batch may begin after 1/stages of it."""
     lease_s: float = 30.0
-    """How long a finished prefill leg's blocks are kept for a pull."""
     transfer_bytes_per_s: float = 50e9
-    """What this engine's network interfaces carry together, in and out each."""
+    """Bandwidth of all this engine's network interfaces together, in and out each."""
     transfer_setup_s: float = 0.001
     max_waiting_requests: int = 1_000_000
     max_pulls: int = 8
-    """Pulls into this engine at the same time; further ones wait their turn."""
+    """Concurrent pulls into this engine; more wait."""
     layout: str = "v1"
-    """What two engines must have in common to exchange blocks."""
+    """Engines exchange blocks only within the same layout."""
     weights_load_s: float = 60.0
-    """From being asked for to serving: how long a new replica takes."""
+    """Time from the request for a new replica until it serves."""
 
     def __post_init__(self) -> None:
         positive_fields = (
@@ -74,9 +73,8 @@ class V1Settings:
         tokens, min_tokens = self.max_batched_tokens_while_decoding, self.max_running_requests
         if tokens is None:
             return
-        if (
-            not min_tokens <= tokens <= self.max_batched_tokens
-        ):  # with fewer, the last streams starve
+        # Below max_running_requests the last streams would starve.
+        if not min_tokens <= tokens <= self.max_batched_tokens:
             raise ValueError(
                 f"simulated engine: max_batched_tokens_while_decoding is {tokens}, expected from"
                 f" max_running_requests={min_tokens} to"
@@ -89,7 +87,7 @@ class V1Settings:
             )
 
     def token_budget(self, has_streaming_run: Callable[[], bool]) -> int:
-        """Tokens of the next step; whether a stream waits for it is asked only where it matters."""
+        """Tokens of the next step; calls `has_streaming_run` only where it matters."""
         if self.max_batched_tokens_while_decoding is not None and has_streaming_run():
             return self.max_batched_tokens_while_decoding
         return self.max_batched_tokens

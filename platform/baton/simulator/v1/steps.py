@@ -1,10 +1,10 @@
 """The steps of an engine without pipeline stages: one after the other, many at once.
 
-Theory of operation: while nobody's prompt is computed and nothing can change but the context of the
-decodes, `begin` promises many steps at once (a *stretch*): until the first leg ends, blocks run
-out, a lease ends, or patience does. Where steps are linear in the context, all happens as with one
-step at a time: blocks are taken when their step begins (`catch_up`), and what an abort or a pull
-changes meanwhile is `late`, that is, waits for `interrupt`, which knows the time.
+Theory of operation: while no prompt is computed and only the context of the decodes changes,
+`begin` starts a *stretch* of several steps. It lasts until the first leg ends, blocks run out, a
+lease ends, or the horizon passes. Where steps are linear in the context, the results equal those of
+single steps: blocks are allocated when their step begins (`catch_up`). The effects of aborts and
+pulls are deferred to `interrupt`, which knows the time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 from baton.domain.fleet import StepTotals
 from baton.domain.value import Value
 from baton.simulator.engine.blocks import expect
-from baton.simulator.v1.batches import StepRun, decode_steps, one_step
+from baton.simulator.v1.batches import StepMeter, StepRun, decode_steps, one_step
 from baton.simulator.v1.memory import V1Memory
-from baton.simulator.v1.meters import StepMeter
 from baton.simulator.v1.runs import LegRun, LegRunState
 from baton.simulator.v1.scheduler import BlockedReason, Scheduler
 from baton.simulator.v1.settings import V1Settings
@@ -26,11 +25,11 @@ class FinishedSteps(Value, kw_only=False):
     runs: list[LegRun]
     steps: int
     only_decodes: bool
-    """Whether each of them was a decode that is not its leg's first output."""
+    """Whether each leg decoded in each of them, and none had its first output."""
 
 
 class Steps:
-    """What is under way, for `baton.simulator.v1.core`."""
+    """The steps under way, for `baton.simulator.v1.core`."""
 
     def __init__(
         self, settings: V1Settings, scheduler: Scheduler, memory: V1Memory, *, multi_step: bool
@@ -46,10 +45,10 @@ class Steps:
         """Steps of the stretch under way that have their blocks."""
         self._deferred_changes: list[tuple[LegRun, int | None]] = []
         self._must_cut_short = False
-        """Whether the stretch under way must end with the step under way."""
+        """Whether the stretch must end with the step under way."""
 
     def begin(self, now_s: float, horizon_s: float) -> float | None:
-        """Choose what to compute next: seconds until that is done, None when there is nothing."""
+        """Begin the next steps: seconds until they are done, None without work."""
         expect(self._step_run is None, "steps are under way: finish them first")
         scheduled = self._scheduler.schedule(now_s)
         if not scheduled:
@@ -66,7 +65,7 @@ class Steps:
         return step_run.seconds(step_run.steps)
 
     def interrupt(self, now_s: float) -> float | None:
-        """Seconds until `finish` is due now that something has changed; None outside of steps."""
+        """Seconds until `finish` is due after a change; None outside of steps."""
         step_run = self._step_run
         if step_run is None:
             return None
@@ -79,7 +78,7 @@ class Steps:
         return max(0.0, step_run.started_at_s + step_run.seconds(step_run.steps) - now_s)
 
     def finish(self, now_s: float) -> FinishedSteps:
-        """End what `begin` began; the caller gives the legs their tokens."""
+        """End the steps under way; the caller gives the legs their tokens."""
         step_run = self._step_run
         if step_run is None:
             raise AssertionError("no step is under way: begin one first")
@@ -93,9 +92,9 @@ class Steps:
 
     # ------------------------------------------------------------------ what happens meanwhile
     def on_leg_changed(self, run: LegRun, local_tokens: int | None) -> None:
-        """A pull left `local_tokens` tokens here, or None.
+        """Apply a pull that left `local_tokens` tokens here, or an abort (None).
 
-        A leg was aborted. Now, or at `interrupt`.
+        Inside a stretch, `interrupt` applies it.
         """
         if self._step_run is None or self._step_run.steps == 1:
             self._scheduler.apply_pull_or_abort(run, local_tokens)
@@ -106,15 +105,15 @@ class Steps:
         )
 
     def on_leg_queued(self) -> None:
-        """A leg came to wait; only where nobody else waits can that change anything."""
+        """Note a new waiting leg: it can change a step only if no other leg waits."""
         self._must_cut_short |= self._scheduler.blocked_reason is BlockedReason.QUEUE_EMPTY
 
     def on_blocks_freed(self) -> None:
-        """Blocks became free that no leg of this engine has had in its steps."""
+        """Note that a lease has freed blocks."""
         self._must_cut_short |= self._scheduler.blocked_reason is BlockedReason.MEMORY
 
     def catch_up(self, now_s: float) -> int:
-        """How many steps of the stretch under way have ended; the next one has its blocks then."""
+        """Steps of the stretch that have ended by now; allocates the blocks of the next."""
         if self._step_run is None:
             return 0
         done_steps = self._step_run.steps_done_by(now_s)
@@ -122,11 +121,11 @@ class Steps:
         return done_steps
 
     def deferred_leg_ids(self) -> set[str]:
-        """The legs that something has happened to since the stretch began."""
+        """Legs that have changed since the stretch began."""
         return {run.leg_id for run, _ in self._deferred_changes}
 
     def step_stats(self, now_s: float) -> tuple[float, StepTotals]:
-        """The average seconds of a step, and all steps so far."""
+        """The average seconds of a step, and the totals of all steps."""
         step_run, meter = self._step_run, self._meter
         if step_run is None:
             return meter.step_s(), meter.totals()
@@ -135,11 +134,11 @@ class Steps:
 
     def _apply_deferred(self, done_steps: int) -> None:
         deferred, self._deferred_changes = self._deferred_changes, []
-        for run, there in deferred:
+        for run, local_tokens in deferred:
             if run.state is LegRunState.RUNNING:
                 run.computed_tokens += done_steps
                 run.known_tokens += done_steps
-            self._scheduler.apply_pull_or_abort(run, there)
+            self._scheduler.apply_pull_or_abort(run, local_tokens)
 
     # ------------------------------------------------------------------ many steps at once
     def _begin_decodes(self, scheduled: list[LegRun], now_s: float, horizon_s: float) -> StepRun:
@@ -160,10 +159,7 @@ class Steps:
         )
 
     def _steps_with_room(self, runs: list[LegRun], max_steps: int) -> int:
-        """How many steps there are blocks for, at most `max_steps`.
-
-        Those for one are taken already.
-        """
+        """How many steps there are blocks for, at most `max_steps`; the first has its blocks."""
         available_blocks, block_size_tokens = (
             self._memory.blocks.available,
             self._settings.block_size_tokens,
@@ -180,7 +176,6 @@ class Steps:
         return enough
 
     def _blocks_missing(self, run: LegRun, steps: int) -> int:
-        """Blocks that a decoding leg does not have for so many steps, from where it is."""
         return (
             self._memory.blocks_for(run.computed_tokens + steps)
             - run.shared_blocks
@@ -188,7 +183,6 @@ class Steps:
         )
 
     def _allocate_steps(self, steps: int) -> None:
-        """Take the blocks for the first `steps` steps of the stretch under way."""
         if steps <= self._allocated_steps:
             return
         self._allocated_steps = steps

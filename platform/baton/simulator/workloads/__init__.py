@@ -1,1 +1,1 @@
-"""What is asked of a fleet, and when: recorded traces, and generators."""
+"""Workloads of a fleet: recorded traces, and generators."""

@@ -1,4 +1,4 @@
-"""When requests arrive: endless streams of times in order, in seconds from 0."""
+"""Arrival times: endless ordered streams, in seconds from 0."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def constant(rate_per_s: float) -> Iterator[float]:
 
 
 def poisson(rate_per_s: float, rng: random.Random) -> Iterator[float]:
-    """Independent of one another."""
+    """Poisson arrivals."""
     return gamma(rate_per_s, 1.0, rng)
 
 
 def gamma(rate_per_s: float, burstiness: float, rng: random.Random) -> Iterator[float]:
-    """Gaps are Gamma with shape `burstiness`: 1 is Poisson, below it bursts, above it more even.
+    """Gamma-distributed gaps of shape `burstiness`: 1 is Poisson, below bursty, above more even.
 
-    The gaps' coefficient of variation is 1 / sqrt(burstiness).
-    Source: vLLM, `vllm bench serve --burstiness`: Gamma(shape=b, scale=1/(rate b)).
+    The gaps' coefficient of variation is 1 / sqrt(burstiness). Source: vLLM, `vllm bench serve
+    --burstiness`: Gamma(shape=b, scale=1/(rate b)).
     """
     scale_s = 1 / (
         _check_positive(rate_per_s, "rate_per_s") * _check_positive(burstiness, "burstiness")
@@ -33,7 +33,7 @@ def gamma(rate_per_s: float, burstiness: float, rng: random.Random) -> Iterator[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateStep:
-    """From a time on, this many requests a second, until the next step."""
+    """A rate from `from_s` until the next step."""
 
     from_s: float
     rate_per_s: float
@@ -44,7 +44,7 @@ def piecewise_poisson(
 ) -> Iterator[float]:
     """Poisson arrivals at a rate that changes in steps, up to `until_s`.
 
-    Each step starts afresh, which Poisson arrivals do not notice: they have no memory.
+    Each step starts afresh, which is exact: Poisson arrivals are memoryless.
     """
     bounded_steps = [*steps, RateStep(from_s=until_s, rate_per_s=0.0)]
     for step, following in pairwise(bounded_steps):
@@ -55,7 +55,7 @@ def piecewise_poisson(
 
 
 def take_until(end_s: float, times_s: Iterable[float]) -> Iterator[float]:
-    """The times before one."""
+    """The times before `end_s`."""
     return takewhile(lambda at_s: at_s < end_s, times_s)
 
 

@@ -1,4 +1,4 @@
-"""Reads traces of arrivals and lengths in CSV, as Azure, BurstGPT, Vidur and Splitwise do."""
+"""Reads CSV traces with arrivals and lengths: Azure, BurstGPT, Vidur and Splitwise."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from baton.domain.errors import TraceInvalid
 from baton.simulator.workloads.lines import (
     NS_PER_S,
-    build_trace,
+    build_timed_trace,
     numbered_lines,
     parse_lines,
     parse_number,
     parse_tokens,
-    seconds_since_first,
     to_nanoseconds,
 )
-from baton.simulator.workloads.trace import Trace, TraceRequest
+from baton.simulator.workloads.trace import Trace
 
 _LEAP_SECOND = 60
 
@@ -29,17 +28,16 @@ _DATE = re.compile(
 
 
 def date_ns(text: str) -> int:
-    """Nanoseconds since 1970 of a date such as `2023-11-16 18:17:03.9799600`, UTC unless it says.
+    """Nanoseconds since 1970 of a date such as `2023-11-16 18:17:03.9799600`, in UTC by default.
 
     Raises:
-        ValueError: it is no such date.
+        ValueError: no such date.
     """
     match = _DATE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"time is {text!r}, expected a date such as 2023-11-16 18:17:03.9799600")
     year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
-    # Both calls of `calendar` raise ValueError where there is no such month or year; a day too many
-    # would be one of the next month.
+    # `calendar` raises ValueError for a wrong month or year, but takes a wrong day.
     last_day = calendar.monthrange(year, month)[1]
     limits = ((day, last_day), (hour, 23), (minute, 59), (second, _LEAP_SECOND))
     if not day or any(got > most for got, most in limits):
@@ -55,7 +53,7 @@ def seconds_ns(text: str) -> int:
     """Nanoseconds of a number of seconds.
 
     Raises:
-        ValueError: it is no number.
+        ValueError: no number.
     """
     return to_nanoseconds(parse_number(text, "time"))
 
@@ -81,17 +79,17 @@ _LAYOUTS = (
 
 
 def matches_header(header: str) -> bool:
-    """Whether a CSV file that begins with this line is one that `read` reads."""
+    """Whether `read` reads a CSV file with this first line."""
     return _find_layout(header) is not None
 
 
 def read(lines: Iterable[str], name: str, *, ignore_invalid: bool = False) -> Trace:
-    """A trace from CSV, its first line naming the columns; it begins with its first arrival.
+    """A trace from CSV with a header; it begins with its first arrival.
 
-    A request that generated nothing counts as one token: an engine samples at least one.
+    A request without output counts as one token: an engine samples at least one.
 
     Raises:
-        TraceInvalid: a line is bad, unless `ignore_invalid`; unknown columns; no requests.
+        TraceInvalid: an invalid line, unless `ignore_invalid`; unknown columns; no requests.
     """
     rows = header_and_rows(lines, name)
     header = next(rows)[1]
@@ -109,16 +107,11 @@ def read(lines: Iterable[str], name: str, *, ignore_invalid: bool = False) -> Tr
         )
 
     rows_read, skipped_lines = parse_lines(rows, name, parse, ignore_invalid=ignore_invalid)
-    times_s = seconds_since_first([at_ns for at_ns, _, _ in rows_read])
-    requests = [
-        TraceRequest(at_s, prompt, output)
-        for at_s, (_, prompt, output) in zip(times_s, rows_read, strict=True)
-    ]
-    return build_trace(name, requests, skipped_lines=skipped_lines)
+    return build_timed_trace(name, rows_read, skipped_lines=skipped_lines)
 
 
 def header_and_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a CSV file, the first of them naming the columns.
+    """The numbered lines of a CSV file from its header on.
 
     Raises:
         TraceInvalid: there are no lines.
@@ -133,16 +126,16 @@ def header_and_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]
 
 
 def parse_columns(header: str) -> dict[str, int]:
-    """Where each column is, by its name in lower case."""
+    """The index of each column, by its lower-case name."""
     names = header.lstrip("\ufeff").strip().split(",")
     return {column.strip().strip('"').lower(): place for place, column in enumerate(names)}
 
 
 def parse_cells(line: str, columns: Mapping[str, int]) -> dict[str, str]:
-    """The cells of a row, by the name of their column.
+    """The cells of a row, by column name.
 
     Raises:
-        ValueError: there are too few, or too many.
+        ValueError: another number of cells than columns.
     """
     cells = line.strip().split(",")
     if len(cells) != len(columns):

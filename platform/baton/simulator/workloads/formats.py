@@ -1,4 +1,4 @@
-"""Tells the formats of traces apart, and reads any of them."""
+"""Detects the format of a trace and reads it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,22 @@ _MAX_BLANK_LINES = 100
 
 
 class TraceFormat(StrEnum):
-    """What a file may be."""
+    """Formats of trace files."""
 
     AZURE = "azure"
-    """CSV with arrivals and lengths."""
     MOONCAKE = "mooncake"
-    """JSON lines with arrivals, lengths and the ids of blocks; baton's own format too."""
+    """JSON lines with arrivals, lengths and block ids; baton's own format too."""
     VLLM_LOG = "vllm-log"
     """JSON lines that a benchmark of vLLM logged."""
     LENGTHS = "lengths"
-    """CSV with lengths alone."""
     RATE_SERIES = "rate-series"
-    """CSV with request rates over time."""
 
 
 def detect_format(first_line: str, name: str) -> TraceFormat:
-    """The format of a file, by its first line that is not blank.
+    """The format of a file, by its first non-blank line.
 
     Raises:
-        TraceInvalid: it is none of these.
+        TraceInvalid: an unknown format.
     """
     if first_line.lstrip("\ufeff \t").startswith("{"):
         return _detect_json(first_line, name)
@@ -65,12 +62,12 @@ def read_trace(
 ) -> Trace:
     """The trace in a file of any known format, sorted by arrival (stably: see `reordered_lines`).
 
-    Formats that say nothing of arrivals need `rate_per_s`; for those that do it changes nothing
-    (`scaling.at_rate` does), except that a series of rates is scaled to it.
+    Formats without arrivals need `rate_per_s`. It scales a rate series and does not change other
+    formats with arrivals (`scaling.at_rate` does).
 
     Raises:
-        TraceInvalid: unknown format; a line is bad, unless `ignore_invalid`; no requests; a rate
-            is missing.
+        TraceInvalid: an unknown format; an invalid line, unless `ignore_invalid`; no requests; a
+            missing rate.
     """
     all_lines = iter(lines)
     head = list(islice(all_lines, _MAX_BLANK_LINES))
@@ -114,7 +111,7 @@ def _detect_json(first_line: str, name: str) -> TraceFormat:
     try:
         fields = parse_object(first_line.lstrip("\ufeff"))
     except ValueError:
-        # The first line is broken, which does not make the rest another format.
+        # The other lines may be valid.
         is_vllm_log = '"input_toks"' in first_line
         return TraceFormat.VLLM_LOG if is_vllm_log else TraceFormat.MOONCAKE
     if "input_toks" in fields:

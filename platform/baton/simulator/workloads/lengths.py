@@ -1,10 +1,10 @@
-"""How long prompts and outputs are: models of it, and files that say it of each request."""
+"""Lengths of prompts and outputs: models, and files that list them."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from baton.domain.errors import TraceInvalid
@@ -22,11 +22,10 @@ class Lengths(NamedTuple):
 
 
 LengthModel = Callable[[random.Random], Lengths]
-"""Draws the lengths of one request after another."""
 
 
 def fixed(prompt_tokens: int, output_tokens: int) -> LengthModel:
-    """Always the same."""
+    """Constant lengths."""
     lengths = Lengths(prompt_tokens, output_tokens)
     return lambda _rng: lengths
 
@@ -34,7 +33,7 @@ def fixed(prompt_tokens: int, output_tokens: int) -> LengthModel:
 class Lognormal(NamedTuple):
     """Lengths with a mean and a coefficient of variation, cut off at `max_tokens`.
 
-    Source: lengths of prompts are near lognormal in Azure's traces of 2023 and in ShareGPT.
+    Source: prompt lengths are near lognormal in Azure's traces of 2023 and in ShareGPT.
     """
 
     mean: float
@@ -49,29 +48,22 @@ class Lognormal(NamedTuple):
 
 
 def lognormal(prompt: Lognormal, output: Lognormal) -> LengthModel:
-    """Prompt and output independent of each other."""
+    """Independent prompt and output lengths."""
     return lambda rng: Lengths(prompt.draw(rng), output.draw(rng))
 
 
-def sampled_from(lengths: Sequence[Lengths]) -> LengthModel:
-    """One of these, any with the same chance."""
-    if not lengths:
-        raise ValueError("no lengths to draw from, expected at least one")
-    return lambda rng: rng.choice(lengths)
-
-
 def matches_header(header: str) -> bool:
-    """Whether a CSV file that begins with this line is one that `read` reads."""
+    """Whether `read` reads a CSV file with this first line."""
     return {_PROMPT, _OUTPUT} <= set(parse_columns(header))
 
 
 def read(
     lines: Iterable[str], name: str, *, ignore_invalid: bool = False
 ) -> tuple[tuple[Lengths, ...], int]:
-    """The lengths in a CSV file with `num_prefill_tokens` and `num_decode_tokens`; lines left out.
+    """The lengths in a CSV file, and the number of skipped lines.
 
     Raises:
-        TraceInvalid: a line is bad, unless `ignore_invalid`; other columns; no rows.
+        TraceInvalid: an invalid line, unless `ignore_invalid`; other columns; no rows.
     """
     rows = header_and_rows(lines, name)
     header = next(rows)[1]

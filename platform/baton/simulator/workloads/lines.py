@@ -1,18 +1,18 @@
-"""What the readers of traces share: lines one by one, and what is wrong with them."""
+"""Parsing of trace lines, for all readers."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TypeVar
 
 from baton.domain.errors import TraceInvalid
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 _MAX_TOKENS = 100_000_000
-"""A count beyond this is a mistake: ten times the longest context that any model has today."""
+"""A larger count is an error: ten times the longest context of any model today."""
 
 NS_PER_S = 1_000_000_000
 
@@ -26,12 +26,12 @@ def parse_lines(
     *,
     ignore_invalid: bool = False,
 ) -> tuple[list[T], int]:
-    """What `parse` makes of each line that is not blank, and how many bad ones were left out.
+    """The parsed non-blank lines, and the number of skipped invalid lines.
 
-    `lines` come with their numbers. `parse` raises ValueError for a bad line.
+    `lines` come with their numbers. `parse` raises ValueError for an invalid line.
 
     Raises:
-        TraceInvalid: a line is bad, unless `ignore_invalid`.
+        TraceInvalid: an invalid line, unless `ignore_invalid`.
     """
     values: list[T] = []
     skipped_lines = 0
@@ -54,7 +54,7 @@ def build_trace(
     skipped_lines: int,
     block_tokens: int = 512,
 ) -> Trace:
-    """A trace of requests in any order: those that arrive at the same time keep theirs.
+    """A trace of requests in any order; sorts them stably.
 
     Raises:
         TraceInvalid: there are no requests.
@@ -74,26 +74,42 @@ def build_trace(
     )
 
 
-def seconds_since_first(times_ns: Sequence[int]) -> list[float]:
-    """Seconds since the earliest of some times in whole nanoseconds.
+def build_timed_trace(
+    name: str, rows: Sequence[tuple[int, int, int]], *, skipped_lines: int
+) -> Trace:
+    """A trace of rows with time in nanoseconds, prompt tokens and output tokens.
 
-    Whole, because seconds since 1970 with seven decimals do not fit a float.
+    Raises:
+        TraceInvalid: there are no rows.
+    """
+    times_s = seconds_since_first([at_ns for at_ns, _, _ in rows])
+    requests = [
+        TraceRequest(at_s, prompt_tokens, output_tokens)
+        for at_s, (_, prompt_tokens, output_tokens) in zip(times_s, rows, strict=True)
+    ]
+    return build_trace(name, requests, skipped_lines=skipped_lines)
+
+
+def seconds_since_first(times_ns: Sequence[int]) -> list[float]:
+    """Seconds since the earliest of these times.
+
+    Integers, because seconds since 1970 with seven decimals do not fit a float.
     """
     first = min(times_ns, default=0)
     return [(at - first) / NS_PER_S for at in times_ns]
 
 
 def to_nanoseconds(seconds: float) -> int:
-    """Whole nanoseconds, rounded after the seconds, which multiplied would lose the last digits."""
+    """Whole nanoseconds; multiplying first would lose the last digits."""
     whole_seconds = math.floor(seconds)
     return whole_seconds * NS_PER_S + round((seconds - whole_seconds) * NS_PER_S)
 
 
 def parse_object(line: str) -> dict[str, object]:
-    """The JSON object on a line; the first of a file may begin with a mark of the byte order.
+    """The JSON object on a line; the first line of a file may begin with a byte order mark.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the line is no JSON object.
     """
     try:
         value = json.loads(line.removeprefix("\ufeff"))
@@ -108,7 +124,7 @@ def parse_tokens(value: object, field: str, *, minimum: int = 0) -> int:
     """A number of tokens, from text or a JSON value; `field` names it in the error.
 
     Raises:
-        ValueError: it is no whole number, or one that cannot be right.
+        ValueError: no whole number, or out of range.
     """
     number = parse_number(value, field)
     if number != int(number) or not minimum <= number <= _MAX_TOKENS:
@@ -122,7 +138,7 @@ def parse_number(value: object, field: str) -> float:
     """A number, from text or a JSON value; `field` names it in the error.
 
     Raises:
-        ValueError: it is none, or not a finite one.
+        ValueError: no finite number.
     """
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
@@ -137,11 +153,6 @@ def parse_number(value: object, field: str) -> float:
     )
 
 
-def is_out_of_order(times: Sequence[float]) -> bool:
-    """Whether any of some times is before the one in front of it."""
-    return any(later < earlier for earlier, later in pairwise(times))
-
-
 def numbered_lines(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
-    """Lines with their numbers in the file, the first being 1."""
+    """Lines with their numbers in the file, from 1."""
     return enumerate(lines, start=1)

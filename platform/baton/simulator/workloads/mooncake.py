@@ -1,10 +1,8 @@
-"""Reads and writes traces in JSON lines, as Mooncake publishes them, with baton's own additions.
+"""Reads and writes traces in Mooncake's JSON lines, with baton's additions.
 
 A line has `timestamp` (milliseconds), `input_length`, `output_length` and `hash_ids`, which name
-the prompt's blocks: equal ids mean equal blocks. Baton adds `at_s` (the time in seconds, exact, in
-place of the timestamp), `block_tokens`, `session_id`, `slo_class` and `tenant`, each only where
-there is something to say, so every file of Mooncake's is one of baton's, and others can read
-baton's.
+the prompt's blocks: equal ids mean equal blocks. Baton adds the optional fields `at_s` (exact
+seconds, in place of the timestamp), `block_tokens`, `session_id`, `slo_class` and `tenant`.
 """
 
 from __future__ import annotations
@@ -32,15 +30,16 @@ from baton.simulator.workloads.trace import Trace, TraceRequest
 _NS_PER_MS = 1_000_000
 
 _BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024)
-"""Where a file does not say. First Mooncake's own (Source: FAST'25 §4), then what engines use."""
+"""Candidates if the file has no block size: Mooncake's own first (Source: FAST'25 §4), then those
+of engines."""
 
 _MIN_TICK_S = 0.5
-"""Arrivals rounded to less than this queue like those that were not: it is a few engine steps."""
+"""Shorter rounding of arrivals does not change queueing: it is a few engine steps."""
 
 
 class _Line(NamedTuple):
     request: TraceRequest
-    """Its time is right only if the line has `at_s`."""
+    """Its `at_s` is valid only if `at_ns` is None."""
     at_ns: int | None
     block_tokens: int | None
 
@@ -56,48 +55,35 @@ def read(
 ) -> Trace:
     """A trace from JSON lines.
 
-    Timestamps count from the first one. Those that come in ticks, as Mooncake's do each 3 s, are
-    spread evenly at random over the tick, in the order of the file: as they stand they would be
-    bursts that never were. `spread_s` is the tick, found in the timestamps unless given; 0 leaves
-    them alone. Times in `at_s` are taken as they are. `block_tokens` is found in the lines too.
+    Timestamps count from the first. Timestamps in ticks (Mooncake's are 3 s apart) are spread
+    uniformly at random over the tick, in the order of the file: otherwise they would be artificial
+    bursts. `spread_s` is the tick, by default inferred; 0 keeps the timestamps. Times in `at_s`
+    stay as they are. `block_tokens` is inferred by default.
 
     Raises:
-        TraceInvalid: a line is bad, unless `ignore_invalid`; blocks of no known size; no requests.
+        TraceInvalid: an invalid line, unless `ignore_invalid`; an unknown block size; no requests.
     """
     parsed_lines, skipped = parse_lines(
         numbered_lines(lines), name, _parse, ignore_invalid=ignore_invalid
     )
-    declared_sizes = {
-        parsed_line.block_tokens
-        for parsed_line in parsed_lines
-        if parsed_line.block_tokens is not None
-    }
+    declared_sizes = {line.block_tokens for line in parsed_lines if line.block_tokens is not None}
     if len(declared_sizes) > 1:
         raise TraceInvalid(name, 0, f"lines say different block_tokens: {sorted(declared_sizes)}")
     block_size_tokens = (
         block_tokens or next(iter(declared_sizes), None) or _infer_block_size(parsed_lines, name)
     )
-    timestamped_lines = [
-        parsed_line for parsed_line in parsed_lines if parsed_line.at_ns is not None
-    ]
-    times_s = seconds_since_first(
-        [
-            timestamped_line.at_ns
-            for timestamped_line in timestamped_lines
-            if timestamped_line.at_ns is not None
-        ]
-    )
+    timestamped = [(line.request, line.at_ns) for line in parsed_lines if line.at_ns is not None]
+    times_s = seconds_since_first([at_ns for _, at_ns in timestamped])
     times_s = _spread(times_s, spread_s, random.Random(seed))  # noqa: S311 - seeded, not secret
-    requests = [parsed_line.request for parsed_line in parsed_lines if parsed_line.at_ns is None]
+    requests = [line.request for line in parsed_lines if line.at_ns is None]
     requests += [
-        line.request._replace(at_s=at_s)
-        for line, at_s in zip(timestamped_lines, times_s, strict=True)
+        request._replace(at_s=at_s) for (request, _), at_s in zip(timestamped, times_s, strict=True)
     ]
     return build_trace(name, requests, skipped_lines=skipped, block_tokens=block_size_tokens)
 
 
 def write(trace: Trace) -> Iterator[str]:
-    """The lines of a trace, without line ends; `read` gives the same requests back."""
+    """The lines of a trace, without line ends; `read` inverts it."""
     for request in trace.requests:
         fields: dict[str, object] = {
             "timestamp": round(request.at_s * 1000),
@@ -159,9 +145,9 @@ def _parse_text(value: object, field: str) -> str | None:
 
 
 def _infer_block_size(lines: Sequence[_Line], name: str) -> int:
-    """The size with which most prompts have as many ids as blocks, full ones or all.
+    """The size with which most prompts have as many ids as blocks, full blocks or all.
 
-    Where hardly any has, ids may name only a beginning of each prompt, in Mooncake's blocks.
+    If hardly any match, ids may name only a prefix of each prompt, in Mooncake's blocks.
     """
     requests = [line.request for line in lines if line.request.block_ids]
 
@@ -188,7 +174,7 @@ def _infer_block_size(lines: Sequence[_Line], name: str) -> int:
 
 
 def _spread(times_s: list[float], spread_s: float | None, rng: random.Random) -> list[float]:
-    """Times that do not all fall on a tick any more; those of one tick stay in their order."""
+    """Times spread over their ticks; those of one tick stay in their order."""
     ticks = sorted(set(times_s))
     width_s = _tick_width_s(ticks, len(times_s)) if spread_s is None else spread_s
     if not width_s:
@@ -206,7 +192,7 @@ def _spread(times_s: list[float], spread_s: float | None, rng: random.Random) ->
 
 
 def _tick_width_s(ticks: Sequence[float], requests: int) -> float:
-    """How far apart ticks are; 0 if times do not look as if they came in ticks."""
+    """The distance of ticks; 0 if times are not in ticks."""
     gaps_s = [later - earlier for earlier, later in pairwise(ticks)]
     width_s = median(gaps_s) if gaps_s and len(ticks) * 2 <= requests else 0.0
     return width_s if width_s >= _MIN_TICK_S else 0.0

@@ -1,4 +1,4 @@
-"""Named workloads that need no file: shapes of recorded traffic, and shapes people ask about."""
+"""Named workloads without a file: recorded traffic in summary, and common assumptions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from types import MappingProxyType
 
 from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.generators import (
+    Conversations,
     ToolAgents,
     TrafficPhase,
     independent_requests,
     phased_traffic,
+    session_rate_per_s,
 )
 from baton.simulator.workloads.lengths import LengthModel, Lognormal, fixed, lognormal
-from baton.simulator.workloads.sessions import Conversations, session_rate_per_s
 from baton.simulator.workloads.trace import Trace
 
 _AZURE_CONV = lognormal(Lognormal(1155, 0.96, 14050), Lognormal(211, 0.77, 1000))
@@ -24,7 +25,7 @@ _AZURE_CODE = lognormal(Lognormal(2048, 0.96, 7437), Lognormal(28, 2.15, 1899))
 """Source: AzureLLMInferenceTrace_code of 2023, likewise."""
 
 _LONG_CONTEXT = lognormal(Lognormal(12035, 1.31, 126195), Lognormal(343, 0.73, 2000))
-"""Source: Mooncake's conversation trace (FAST'25), likewise; without what its prompts share."""
+"""Source: Mooncake's conversation trace (FAST'25), likewise; without shared blocks."""
 
 _SHAREGPT = lognormal(Lognormal(246, 2.23, 3973), Lognormal(326, 0.74, 1734))
 """Source: 10,000 conversations of ShareGPT, tokenized for Llama 2, likewise."""
@@ -62,7 +63,7 @@ def synthetic(name: str, *, rate_per_s: float, duration_s: float, seed: int = 0)
     """The workload of that name: `duration_s` of it, at `rate_per_s` requests per second.
 
     Raises:
-        ValueError: there is no such workload, or the rate or the duration is not above 0.
+        ValueError: an unknown workload; a rate or duration not above 0.
     """
     factory = WORKLOADS.get(name)
     if factory is None:
@@ -118,4 +119,3 @@ WORKLOADS: Mapping[str, _TraceFactory] = MappingProxyType(
         "shifting": _shifting,
     }
 )
-"""What `synthetic` makes, by name."""

@@ -1,4 +1,4 @@
-"""Reads series of request rates, as ServeGen's are summed up, and makes traces of them."""
+"""Reads series of request rates, such as summaries of ServeGen, and makes traces of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.arrivals import RateStep
 from baton.simulator.workloads.csv_traces import header_and_rows, parse_cells, parse_columns
 from baton.simulator.workloads.lengths import Lognormal
-from baton.simulator.workloads.lines import is_out_of_order, parse_lines, parse_number
+from baton.simulator.workloads.lines import parse_lines, parse_number
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 _COLUMNS = ("t_s", "req_per_s", "mean_input_tokens", "mean_output_tokens")
 
 _MAX_REQUESTS = 5_000_000
-"""As many fill about a gigabyte. ServeGen's m-large has 236 million in its two weeks."""
+"""About a gigabyte. ServeGen's m-large has 236 million requests in its two weeks."""
 
 _PROMPT_CV, _OUTPUT_CV = 1.5, 1.0
 """Spread of lengths inside a window, of which the series says only the mean.
@@ -38,18 +38,18 @@ class RateWindow(NamedTuple):
 
 
 def matches_header(header: str) -> bool:
-    """Whether a CSV file that begins with this line is one that `read` reads."""
+    """Whether `read` reads a CSV file with this first line."""
     return set(_COLUMNS) <= set(parse_columns(header))
 
 
 def read(
     lines: Iterable[str], name: str, *, ignore_invalid: bool = False
 ) -> tuple[tuple[RateWindow, ...], int]:
-    """The windows of a CSV file with a row for each, in order; and how many lines were left out.
+    """The windows of a CSV file, in order, and the number of skipped lines.
 
     Raises:
-        TraceInvalid: a line is bad, unless `ignore_invalid`; other columns; no rows; not in order;
-            several windows, all of no length.
+        TraceInvalid: an invalid line, unless `ignore_invalid`; other columns; no rows; out of
+            order; several windows, all without length.
     """
     rows = header_and_rows(lines, name)
     header = next(rows)[1]
@@ -62,7 +62,7 @@ def read(
     def parse(line: str) -> RateWindow:
         cells = parse_cells(line, columns)
         from_s, rate_per_s = (parse_number(cells[column], column) for column in _COLUMNS[:2])
-        if rate_per_s == 0:  # then nobody has measured any lengths
+        if rate_per_s == 0:  # without requests there are no lengths
             return RateWindow(from_s, 0.0, 1.0, 1.0)
         means = (parse_number(cells[column], column) for column in _COLUMNS[2:])
         window = RateWindow(from_s, rate_per_s, *means)
@@ -71,7 +71,7 @@ def read(
         return window
 
     windows, skipped = parse_lines(rows, name, parse, ignore_invalid=ignore_invalid)
-    if not windows or is_out_of_order([other.from_s for other in windows]):
+    if not windows or any(later.from_s < window.from_s for window, later in pairwise(windows)):
         raise TraceInvalid(
             name, 0, f"expected windows in order, got {len(windows)}, out of order if any"
         )
@@ -85,13 +85,13 @@ def read(
 
 
 def duration_s(windows: Sequence[RateWindow]) -> float:
-    """What the windows cover; the last one is as long as most are."""
+    """Duration of all windows; the last has the median length."""
     widths = [later.from_s - window.from_s for window, later in pairwise(windows)]
     return windows[-1].from_s - windows[0].from_s + (median(widths) if widths else 600.0)
 
 
 def mean_rate_per_s(windows: Sequence[RateWindow]) -> float:
-    """Requests per second over all of the windows."""
+    """Requests per second over all windows."""
     ends = [*(window.from_s for window in windows[1:]), windows[0].from_s + duration_s(windows)]
     total_requests = sum(
         window.rate_per_s * (end - window.from_s) for window, end in zip(windows, ends, strict=True)
@@ -107,13 +107,12 @@ def generate(
     rate_per_s: float | None = None,
     skipped_lines: int = 0,
 ) -> Trace:
-    """Requests that arrive at the windows' rates, all scaled so that the mean is `rate_per_s`.
+    """Requests at the windows' rates, scaled to the mean `rate_per_s`.
 
     Inside a window arrivals are Poisson and lengths lognormal around the window's means.
 
     Raises:
-        TraceInvalid: there would be too many requests for the memory of this machine; or none,
-            which cannot be scaled.
+        TraceInvalid: more requests than fit into memory; no requests to scale.
     """
     total_s, series_rate_per_s = duration_s(windows), mean_rate_per_s(windows)
     if rate_per_s is not None and not series_rate_per_s:

@@ -1,8 +1,8 @@
-"""Makes traces rarer, denser or shorter without changing what they are like.
+"""Changes the rate or length of traces without changing their character.
 
-To change the rate, requests are left out or copies of the trace are laid over each other. Squeezing
-time would keep the bursts' shape but change how long they last in steps of an engine; `compress`
-does it for those who want to see just that. Source: ServeGen's and DistServe's way to scale traces.
+The rate changes by leaving out requests or by superposing copies. `compress` changes time, which
+keeps the bursts' shape but shortens them in engine steps. Source: ServeGen and DistServe scale
+traces so.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from baton.simulator.workloads.trace import Trace, TraceRequest
 
 
 def superpose(trace: Trace, copies: float, rng: random.Random) -> Trace:
-    """The trace and copies of it, shifted in time; of a fractional copy that share is kept.
+    """The trace and copies of it, shifted in time; a fractional copy keeps that share of requests.
 
-    Less than one copy leaves requests out; those of a session stay or go together.
-    A copy is shifted by a random time and what sticks out is put in front, so that the rate is the
-    same all the time. Copies share no blocks and no sessions with each other. With the same `rng`,
-    fewer copies are a part of more.
+    Less than one copy leaves out requests, whole sessions at a time. A copy is rotated by a random
+    time, so that the rate stays even. Copies share no blocks and no sessions. With the same `rng`,
+    the requests of fewer copies are a subset of those of more.
     """
     if not 0 < copies < math.inf:
         raise ValueError(f"copies is {copies}, expected a number above 0")
@@ -35,10 +34,10 @@ def superpose(trace: Trace, copies: float, rng: random.Random) -> Trace:
 
 
 def at_rate(trace: Trace, rate_per_s: float, rng: random.Random) -> Trace:
-    """The trace, thinned or superposed so that on average so many requests arrive each second.
+    """The trace, thinned or superposed to a mean rate.
 
-    With the same `rng`, the requests at a lower rate are a part of those at a higher one: what is
-    found at one rate is not undone at the next by other luck.
+    With the same `rng`, the requests at a lower rate are a subset of those at a higher rate: rates
+    are compared without other randomness.
     """
     if not trace.rate_per_s:
         raise ValueError(f"trace {trace.name!r} has no rate to scale: all arrive at once")
@@ -46,7 +45,7 @@ def at_rate(trace: Trace, rate_per_s: float, rng: random.Random) -> Trace:
 
 
 def compress(trace: Trace, factor: float) -> Trace:
-    """All arrivals `factor` times as fast. This changes what bursts do: see the module."""
+    """All arrivals `factor` times as fast; see the module for the effect on bursts."""
     if not 0 < factor < math.inf:
         raise ValueError(f"factor is {factor}, expected a number above 0")
     return _with_requests(
@@ -55,7 +54,7 @@ def compress(trace: Trace, factor: float) -> Trace:
 
 
 def cut(trace: Trace, from_s: float = 0.0, until_s: float = math.inf) -> Trace:
-    """What arrives from one time until before another, counted from the former."""
+    """The requests from `from_s` until before `until_s`, with times relative to `from_s`."""
     return _with_requests(
         trace,
         (
@@ -67,7 +66,7 @@ def cut(trace: Trace, from_s: float = 0.0, until_s: float = math.inf) -> Trace:
 
 
 def first(trace: Trace, requests: int) -> Trace:
-    """Its first requests."""
+    """The first requests of the trace."""
     return _with_requests(trace, trace.requests[:requests])
 
 
@@ -121,5 +120,5 @@ def _ids_span(trace: Trace) -> int:
 
 
 def _period_s(trace: Trace) -> float:
-    """One mean gap longer than its span, so that laid end to end it goes on at its rate."""
+    """The span and one mean gap: repeated with this period, the trace keeps its rate."""
     return trace.span_s + 1 / trace.rate_per_s if trace.rate_per_s else 1.0

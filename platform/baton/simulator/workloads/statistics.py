@@ -1,4 +1,4 @@
-"""What a trace is like, in numbers: rate, bursts, lengths, and how much prompts share."""
+"""Statistics of a trace: rate, bursts, lengths, and reuse of prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PEAK_WINDOW_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """How some numbers are distributed."""
+    """Mean, percentiles and maximum."""
 
     mean: float
     p50: float
@@ -27,28 +27,28 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceStatistics:
-    """What a trace is like."""
+    """Statistics of a trace."""
 
     requests: int
     span_s: float
     rate_per_s: float
     gap_cv: float
-    """Coefficient of variation of the time between arrivals: 1 is Poisson, above it bursts."""
+    """Coefficient of variation of the time between arrivals: 1 is Poisson, more is bursty."""
     peak_to_mean: float
-    """Requests in the busiest 10 s, counted from the first arrival, over those in the mean 10 s."""
+    """Requests in the busiest 10 s, counted from the first arrival, over the mean of 10 s."""
     prompt_tokens: Distribution
     output_tokens: Distribution
     reused_tokens_fraction: float
-    """Of all prompt tokens, those in front that an endless cache would have held already."""
+    """Leading prompt tokens that an endless cache would hold, of all prompt tokens."""
     mean_reused_fraction: float
-    """The mean over requests of that share of each."""
+    """The mean over requests of that fraction."""
 
 
 def describe(trace: Trace) -> TraceStatistics:
-    """The statistics of a trace that has requests.
+    """The statistics of a trace.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the trace has no requests.
     """
     if not trace.requests:
         raise ValueError(f"trace {trace.name!r} has no requests to describe")
@@ -64,18 +64,21 @@ def describe(trace: Trace) -> TraceStatistics:
         prompt_tokens=distribution(prompts),
         output_tokens=distribution([request.output_tokens for request in trace.requests]),
         reused_tokens_fraction=sum(reused) / sum(prompts),
-        mean_reused_fraction=fmean(some / of for some, of in zip(reused, prompts, strict=True)),
+        mean_reused_fraction=fmean(
+            cached_tokens / prompt_tokens
+            for cached_tokens, prompt_tokens in zip(reused, prompts, strict=True)
+        ),
     )
 
 
 def distribution(values: Sequence[float]) -> Distribution:
-    """How some numbers, at least one, are distributed."""
+    """The distribution of values, of which there is at least one."""
     p50, p90, p99 = (quantile(values, q) for q in (0.5, 0.9, 0.99))
     return Distribution(mean=fmean(values), p50=p50, p90=p90, p99=p99, maximum=max(values))
 
 
 def reused_tokens(trace: Trace) -> list[int]:
-    """Of each request, how many tokens in front an endless cache would hold when it arrives.
+    """Leading tokens of each request that an endless cache would hold when it arrives.
 
     A partly filled last block counts as far as it is filled.
     """
@@ -86,7 +89,7 @@ def reused_tokens(trace: Trace) -> list[int]:
 
 
 def _reused_tokens(request: TraceRequest, block_tokens: int, cached_chains: set[int]) -> int:
-    """Also adds the request's blocks, those of its output too, to what was `cached_chains`."""
+    """One request's; adds the blocks of its prompt and output to `cached_chains`."""
     chain, hits = 0, 0
     for block in request.block_ids:
         chain = hash((chain, block))

@@ -1,4 +1,4 @@
-"""A trace: requests in order of arrival, each with its lengths and what its prompt shares."""
+"""A trace: requests in order of arrival, with their lengths and shared blocks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ class TraceRequest(NamedTuple):
     """One request of a trace. A NamedTuple: there may be millions."""
 
     at_s: float
-    """Since the trace began."""
     prompt_tokens: int
     output_tokens: int
     block_ids: tuple[int, ...] = ()
-    """Of the prompt's blocks, the last perhaps partly filled, and perhaps of the output's behind
-    them; equal ids mean equal text. Without any, the prompt shares nothing with any other."""
+    """Blocks of the prompt, the last maybe partly filled, and maybe of the output behind them.
+    Equal ids mean equal text; without ids, the prompt shares nothing."""
     session_id: str | None = None
     slo_class: str | None = None
-    """What it is, and the class it asks for where that is one; see `to_request`."""
+    """The kind of request, and the class it asks for if there is one; see `to_request`."""
     tenant: str = DEFAULT_TENANT
 
 
@@ -35,11 +34,11 @@ class Trace:
     name: str
     requests: tuple[TraceRequest, ...]
     block_tokens: int = 512
-    """Tokens of one block that `block_ids` name."""
+    """Tokens of a block in `block_ids`."""
     skipped_lines: int = 0
-    """Bad ones that were left out when the trace was read."""
+    """Invalid lines of the file that were skipped."""
     reordered_lines: int = 0
-    """That stood in the file behind one that arrived later; they were sorted in, stably."""
+    """Lines of the file behind a line that arrived later; sorted in, stably."""
 
     def __post_init__(self) -> None:
         arrivals = [request.at_s for request in self.requests]
@@ -56,7 +55,7 @@ class Trace:
 
     @property
     def rate_per_s(self) -> float:
-        """Requests per second over the span; 0 when there is no span."""
+        """Requests per second over the span; 0 without a span."""
         return (len(self.requests) - 1) / self.span_s if self.span_s else 0.0
 
     def to_requests(
@@ -66,7 +65,7 @@ class Trace:
         start_s: float = 0.0,
         classes: Container[str] = (),
     ) -> Iterator[Request]:
-        """The requests as clients send them, one at a time; see `to_request`."""
+        """The requests as clients send them, lazily; see `to_request`."""
         for number, request in enumerate(self.requests):
             yield to_request(
                 request,
@@ -89,10 +88,9 @@ def to_request(
 ) -> Request:
     """A request of a trace as a client sends it; it asks for its class if that is among `classes`.
 
-    Traces also name kinds of requests that are no classes of the deployment that serves them.
-
-    How much it will generate is in the payload, which only the engine reads: as in life, nobody
-    else knows before it has ended. `max_tokens` is `declared_tokens`, or what is needed if more.
+    Traces may also name kinds that are no classes of the deployment. The payload has the output
+    length, which only the engine reads: nothing else may know it. `max_tokens` is
+    `declared_tokens`, or the output length if that is more.
     """
     return Request(
         request_id=f"r{index}",
@@ -112,10 +110,10 @@ def to_request(
 
 
 def encode_output_tokens(output_tokens: int) -> bytes:
-    """How a request tells a counted engine how many tokens it will generate in all."""
+    """Payload that tells a counted engine the total number of output tokens."""
     return b"%d" % output_tokens
 
 
 def decode_output_tokens(payload: bytes) -> int | None:
-    """What `encode_output_tokens` was given; None for a payload that does not say."""
+    """Inverse of `encode_output_tokens`; None for any other payload."""
     return int(payload) if payload.isdigit() else None

@@ -1,20 +1,19 @@
-"""Reads logs of requests, one JSON object a line, that a benchmark of vLLM left behind."""
+"""Reads request logs of vLLM benchmarks, one JSON object a line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from baton.simulator.workloads.lines import (
-    build_trace,
+    build_timed_trace,
     numbered_lines,
     parse_lines,
     parse_number,
     parse_object,
     parse_tokens,
-    seconds_since_first,
     to_nanoseconds,
 )
-from baton.simulator.workloads.trace import Trace, TraceRequest
+from baton.simulator.workloads.trace import Trace
 
 
 def read(lines: Iterable[str], name: str, *, ignore_invalid: bool = False) -> Trace:
@@ -23,15 +22,10 @@ def read(lines: Iterable[str], name: str, *, ignore_invalid: bool = False) -> Tr
     It begins with its first arrival. Source: casys-kaist/LLMServingSim, bench and workloads.
 
     Raises:
-        TraceInvalid: a line is bad, unless `ignore_invalid`; no requests.
+        TraceInvalid: an invalid line, unless `ignore_invalid`; no requests.
     """
     rows, skipped = parse_lines(numbered_lines(lines), name, _parse, ignore_invalid=ignore_invalid)
-    times_s = seconds_since_first([at_ns for at_ns, _, _ in rows])
-    requests = [
-        TraceRequest(at_s, prompt, output)
-        for at_s, (_, prompt, output) in zip(times_s, rows, strict=True)
-    ]
-    return build_trace(name, requests, skipped_lines=skipped)
+    return build_timed_trace(name, rows, skipped_lines=skipped)
 
 
 def _parse(line: str) -> tuple[int, int, int]:

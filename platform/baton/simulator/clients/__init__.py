@@ -1,1 +1,0 @@
-"""Who sends requests, and what they got."""
