@@ -11,7 +11,7 @@ from pathlib import Path
 from baton.domain.fleet import Role
 from baton.engine.vllm.core.settings import NixlSettings, VllmEngineSettings, engine_environment
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
-from baton.transfer.transport import UCX_SETTINGS
+from baton.transfer.peers import UCX_SETTINGS
 from benchmarks._transfer_pair import AgentOptions, Copy, Pull
 
 MIB = 1 << 20

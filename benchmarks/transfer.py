@@ -31,7 +31,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from baton.runtime.rank_transports import read_transports
-from baton.transfer.transport import transport_environment
+from baton.transfer.peers import transport_environment
 from benchmarks._program import RESULTS, quote, say
 from benchmarks._provenance import provenance
 from benchmarks._statistics import round_floats

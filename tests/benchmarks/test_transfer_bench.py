@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
-from baton.transfer.transport import UCX_SETTINGS, transport_environment
+from baton.transfer.peers import UCX_SETTINGS, transport_environment
 from benchmarks import transfer
 from benchmarks._transfer_contenders import (
     MIB,

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import Result
 
 from baton.cli.backend import Progress, Report
-from baton.cli.run.apply import report_lines
+from baton.cli.run.rollout_options import apply_lines
 from baton.config import LoadedConfig
 from baton.domain.errors import ApplyRejected
 from baton.serving.rollout.ports import ApplyOptions
@@ -52,7 +52,7 @@ def run(scripted: Scripted, *arguments: str) -> Result:
 
 
 def test_changes_stand_under_what_they_take_and_the_outcome_comes_last() -> None:
-    assert report_lines(APPLIED) == [
+    assert apply_lines(APPLIED) == [
         "live:",
         "  slo.default.ttft: null -> 1s",
         "  router.seed: 0 -> 1",
@@ -66,7 +66,7 @@ def test_changes_stand_under_what_they_take_and_the_outcome_comes_last() -> None
 
 def test_histograms_that_begin_new_series_are_named_below_the_changes() -> None:
     histograms = ["baton_held_seconds: +45 s, -2 s"]
-    lines = report_lines({**APPLIED, "changes": CHANGES[:1], "histograms": histograms})
+    lines = apply_lines({**APPLIED, "changes": CHANGES[:1], "histograms": histograms})
     assert lines[:4] == [
         "live:",
         "  slo.default.ttft: null -> 1s",
@@ -81,7 +81,7 @@ def test_what_a_model_hands_on_to_its_pools_is_shown_where_it_takes_something() 
         {"reload": "live", "change": "models.tiny.engine.seed: 1 -> 2"},
         {"reload": "rolling", "change": "pools.decode.engine.max_num_seqs: 64 -> 32"},
     ]
-    assert report_lines({**APPLIED, "changes": changes})[:4] == [
+    assert apply_lines({**APPLIED, "changes": changes})[:4] == [
         "live:",
         "  models.tiny.engine.seed: 1 -> 2",
         "rolling:",
@@ -102,7 +102,7 @@ def test_what_a_model_hands_on_to_its_pools_is_shown_where_it_takes_something() 
     ],
 )
 def test_the_outcome_is_said_in_one_line(report: Report, last: str) -> None:
-    assert report_lines({**APPLIED, **report})[-1] == last
+    assert apply_lines({**APPLIED, **report})[-1] == last
 
 
 def test_the_file_is_loaded_with_its_layers_and_everything_asked_for_is_passed_on() -> None:

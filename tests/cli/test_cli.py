@@ -31,6 +31,8 @@ from baton.domain.errors import (
     UnknownRequest,
 )
 from baton.serving.rollout.ports import ApplyOptions
+from baton.telemetry.requests.request_log import request_report
+from tests.cli.test_explain_readable import RECORD
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
@@ -178,21 +180,9 @@ def test_json_is_the_whole_report_as_one_object(
 
 
 def test_people_get_tables_and_not_json(run: Run) -> None:
-    placed = {
-        "request_id": "chatcmpl-r-1",
-        "outcome": "finished",
-        "reason": "stop",
-        "prompt_tokens": 10,
-        "cached_tokens": 0,
-        "output_tokens": 3,
-        "first_token_s": 0.5,
-        "ended_s": 1.0,
-        "resumes": 0,
-        "resume_reasons": [],
-        "decisions": [],
-    }
-    explained = run("explain", "route", "r", commands=ScriptedCommands({"requests": [placed]}))
-    assert explained.stdout.splitlines()[0] == "chatcmpl-r-1: finished (stop)"
+    report = {"requests": [request_report(RECORD)]}
+    explained = run("explain", "route", "r", commands=ScriptedCommands(report))
+    assert explained.stdout.splitlines()[0] == f"{RECORD.request_id}: finished (stop)"
     shown = run("links", commands=ScriptedCommands({"links": []}))
     assert shown.stdout.splitlines()[0] == "pairs: none: nothing hands blocks over here"
 

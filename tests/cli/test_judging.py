@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from baton.cli.model.calibrate_rows import CalibrationArgs, evaluate_rows, summarize
+from baton.cli.model.calibrate import CalibrationArgs, evaluate_rows, summarize
 
 HEADER = "backend,backend_version,model_path,system,gemm_quant_mode,isl,osl,tp_size,concurrency,"
 HEADER += "silicon_ttft_ms,silicon_tpot_ms"

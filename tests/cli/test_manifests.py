@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from baton.cli.backend import Backend
 from baton.cli.main import build_app
-from baton.cli.setup.manifests import TARGETS
+from baton.cli.setup.export_files import TARGETS
 from baton.manifests.export import Target
 
 CONFIG = "version: 1\nmodel: {source: org/model}\npools: {decode: {role: mixed}}\n"

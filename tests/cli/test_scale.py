@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from typer.testing import Result
 
 from baton.cli.backend import Report
 from baton.cli.inspect.usage import text_report as usage_readable
 from baton.cli.run.scale import report_line
+from baton.control.accounting.usage import UsageRow
 from baton.domain.errors import ScalingRejected
 from tests.cli.invoked import invoke
 
@@ -93,12 +96,10 @@ def test_what_is_taken_back_says_who_scales_from_now_on() -> None:
 
 
 def test_usage_is_one_table_of_tenants() -> None:
-    row = {"tenant": "acme", "requests": 3, "device_s": 12.345, "cost": 0.1234}
+    row = asdict(UsageRow(tenant="acme", requests=3, device_s=12.345, cost=0.1234))
     shown = usage_readable({"since_s": 90.0, "unpriced_pools": ["decode"], "tenants": [row]})
     assert shown["since"] == "90 s ago"
-    assert shown["tenants"] == [
-        {"tenant": "acme", "requests": 3, "device_s": "12.3", "cost": "$0.12"}
-    ]
+    assert shown["tenants"] == [row | {"device_s": "12.3", "cost": "$0.12"}]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_usage_is_one_table_of_tenants() -> None:
     [(0, "$0.00"), (0.0, "$0.00"), (0.004, "< $0.01"), (1234.5, "$1,234.50"), (None, "-")],
 )
 def test_money_is_written_one_way_also_where_there_is_none(cost: float | None, text: str) -> None:
-    row = {"tenant": "lab", "requests": 0, "device_s": 0, "cost": cost}
+    row = asdict(UsageRow(tenant="lab", cost=cost))
     shown = usage_readable({"since_s": 600.0, "unpriced_pools": [], "tenants": [row]})
     assert shown["since"] == "10 min ago"
-    assert shown["tenants"] == [{"tenant": "lab", "requests": 0, "device_s": "0.0", "cost": text}]
+    assert shown["tenants"] == [row | {"device_s": "0.0", "cost": text}]

@@ -12,18 +12,10 @@ from rich.console import Console
 from baton.cli.inspect.status import _render, text_report
 from baton.cli.output import text_lines
 from baton.policy.prefix_cache.replica_record import ReplicaIndexState
+from tests.cli.reports import changed, replica_row
 
 MEMBER = {"replica_id": "decode-1", "role": "decode", "node": "10.0.0.1", "pid": 7, "link": "tcp"}
-VIEW = {
-    "replica_id": "decode-1",
-    "draining": False,
-    "engine": "sim 0.1.0",
-    "running_requests": 2,
-    "queued_requests": 0,
-    "kv_used_fraction": 0.5,
-    "pulls": 3,
-    "moved_bytes": 300,
-}
+VIEW = changed(replica_row(), running_requests=2, kv_used_fraction=0.5)
 
 
 def report(*views: dict[str, object]) -> dict[str, object]:

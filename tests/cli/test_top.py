@@ -18,36 +18,35 @@ from typer.testing import Result
 from baton.cli.backend import AttachedDeployment, Report
 from baton.cli.inspect.top import top_report
 from baton.cli.inspect.top_screen import Frame, History, render
+from baton.control.autoscaling.observer import Observer
 from baton.domain.errors import NotRunning
+from baton.domain.fleet import Load, Role
+from baton.domain.slo import Slo
+from baton.policy.scaling.observation import Observation, PoolObservation
+from baton.serving.ray.serve_control import DeploymentState
+from baton.serving.scaling.reports import class_rows, pool_rows
+from baton.serving.shared.reports import link_report
+from baton.telemetry.requests.request_log import request_report
 from tests.cli.invoked import invoke
+from tests.cli.reports import changed, replica_row
+from tests.cli.test_explain_readable import RECORD
+from tests.cli.test_links_readable import OK as LINK_ROW
 
-CLASS: dict[str, Any] = {
-    "class": "default",
-    "ttft_s": 0.5,
-    "tpot_s": 0.03,
-    "target": 0.99,
-    "attainment": 0.984,
-    "window_attainment": 0.9931,
-    "requests_per_s": 12.4,
-    "goodput_per_s": 12.2,
-}
-POOL: dict[str, Any] = {
-    "pool": "decode",
-    "desired": 3,
-    "ready": 2,
-    "starting": 1,
-    "draining": 0,
-    "decode": 2,
-    "busy": 0.5,
-}
-VIEW: dict[str, Any] = {
-    "replica_id": "decode-1",
-    "pool": "decode",
-    "running_requests": 12,
-    "queued_requests": 1,
-    "kv_used_fraction": 0.4,
-}
-OTHER_VIEW = VIEW | {"replica_id": "decode-2"}
+(_IDLE,) = class_rows({"default": Slo(ttft_s=0.5, tpot_s=0.03)}, Observer(), 0.0)
+CLASS = changed(
+    _IDLE, attainment=0.984, window_attainment=0.9931, requests_per_s=12.4, goodput_per_s=12.2
+)
+(_SEEN,) = pool_rows(
+    Observation(
+        at_s=0.0,
+        window_s=1.0,
+        pools={"decode": PoolObservation(name="decode", role=Role.DECODE, decode=2, starting=1)},
+    ),
+    {"decode": DeploymentState(name="decode", target=3, running=2, starting=1)},
+)
+POOL = changed(_SEEN, busy=0.5)
+VIEW = replica_row(load=Load(running_requests=12, queued_requests=1, kv_used_fraction=0.4))
+OTHER_VIEW = changed(VIEW, replica_id="decode-2")
 INGRESS: dict[str, Any] = {
     "healthy": True,
     "unjoined": {},
@@ -65,32 +64,25 @@ STATUS: dict[str, Any] = {
     "autoscaler": {"paused_reason": ""},
     "ingresses": [INGRESS],
 }
-LINK: dict[str, Any] = {
-    "source_id": "prefill-1",
-    "target_id": "decode-1",
-    "state": "ok",
-    "why": "",
-    "transport": "cuda_ipc",
-    "bytes_per_s": 1.9e11,
-    "p50_s": 0.003,
-    "p99_s": 0.01,
-    "pulls": 10,
-    "moved_bytes": 1_000_000_000,
-    "failures": 0,
-}
-STORY: dict[str, Any] = {
-    "request_id": "r-1",
-    "age_s": 12.0,
-    "outcome": "finished",
-    "slo_class": "default",
-    "missed": "ttft",
-    "verdict": "missed",
-    "first_token_s": 0.9,
-    "ended_s": 3.0,
-    "prefill_replica": "prefill-1",
-    "decode_replica": "decode-1",
-    "waterfall": [],
-}
+(_LINK_ROW,) = link_report([LINK_ROW])
+LINK = changed(
+    _LINK_ROW,
+    source_id="prefill-1",
+    target_id="decode-1",
+    p99_s=0.01,
+    pulls=10,
+    moved_bytes=1_000_000_000,
+    failures=0,
+)
+STORY = changed(
+    request_report(RECORD),
+    request_id="r-1",
+    slo_class="default",
+    first_token_s=0.9,
+    ended_s=3.0,
+    prefill_replica="prefill-1",
+    decode_replica="decode-1",
+) | {"age_s": 12.0}
 
 
 def told(

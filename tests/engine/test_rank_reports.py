@@ -16,7 +16,7 @@ from baton.engine.vllm.patches.rank_reports import (
     read_rank_report,
 )
 from baton.runtime.rank_transports import Locality, RankTransports
-from baton.transfer.transport import transport_environment
+from baton.transfer.peers import transport_environment
 from tests.fakes.ucx_lines import transport_choice, write_log, zero_copy
 
 

@@ -11,8 +11,7 @@ import pytest
 from baton.domain.errors import RdmaMissing, TransferFailed
 from baton.runtime.rank_transports import RankTransports, read_own_transports
 from baton.transfer import peers as peers_module
-from baton.transfer.peers import Peers
-from baton.transfer.transport import transport_environment
+from baton.transfer.peers import Peers, transport_environment
 from tests.fakes.side_channel import HOST, reply_metadata, reply_with, running_listener
 from tests.fakes.ucx_lines import transport_choice, write_log, zero_copy
 

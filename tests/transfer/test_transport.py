@@ -20,7 +20,7 @@ from baton.runtime.rank_transports import (
     read_transports,
 )
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
-from baton.transfer.transport import (
+from baton.transfer.peers import (
     UCX_SETTINGS,
     check_rdma,
     transport_environment,

@@ -25,10 +25,7 @@ class LogLine(Protocol):
     """One line that was logged."""
 
     def to_dict(self) -> dict[str, object]:
-        """Its fields: `at`, `source`, and `level` and `event` or, of other lines, `text`.
-
-        In a cluster with several nodes, also `node`.
-        """
+        """Fields: `at`, `source`, and `level` and `event`, or `text`; in a cluster also `node`."""
         ...
 
 
@@ -49,139 +46,107 @@ class AttachedDeployment(Protocol):
 
 
 class Commands(Protocol):
-    """The port that carries out the verbs; `baton.serving.commands` is one."""
+    """The port that carries out the verbs; `baton.serving.commands` is one.
+
+    Every method but `up`, `doctor` and `demo` raises NotRunning without a deployment, or where
+    several run and none is named.
+    """
 
     def up(
         self, config: LoadedConfig, *, block: bool, timeout_s: float | None, progress: Progress
     ) -> Report:
         """Start a deployment; returns when it is healthy, or with `block` when it has ended.
 
-        Without a time, it waits for as long as engines may take.
-
         Raises:
-            TimedOut: it was not healthy in time.
+            TimedOut: it was not healthy in time; without a time, engines take as long as they need.
             BatonError: it could not be started.
         """
         ...
 
     def attach(self, *, address: str | None) -> AbstractContextManager[AttachedDeployment]:
-        """The running deployment, to be asked again and again.
-
-        Raises:
-            NotRunning: nothing does.
-        """
+        """The running deployment, for repeated questions."""
         ...
 
     def status(self, *, address: str | None) -> Report:
-        """The running deployment, here or on the Ray cluster at `address`.
-
-        Raises:
-            NotRunning: nothing does.
-        """
+        """The running deployment, here or on the Ray cluster at `address`."""
         ...
 
     def explain_route(self, request_id: str, *, address: str | None) -> Report:
-        """How a request was placed, as every ingress that remembers it tells.
+        """How a request was placed, as ingresses remember it.
 
         Raises:
-            NotRunning: there is no deployment.
             UnknownRequest: no ingress remembers it.
         """
         ...
 
     def requests(self, count: int, *, order: str, address: str | None) -> Report:
-        """Records of the last requests, under `requests`; `order` is a `RecordSelection`.
-
-        Raises:
-            NotRunning: there is no deployment.
-        """
+        """Records of the last requests, under `requests`; `order` is a `RecordSelection`."""
         ...
 
     def links(self, *, address: str | None) -> Report:
-        """Every pair of replicas between which KV blocks may move, and its state.
-
-        Raises:
-            NotRunning: there is no deployment.
-        """
+        """Every pair of replicas between which KV blocks may move, and its state."""
         ...
 
     def scale(
         self, pool: str, replicas: int, *, for_s: float | None, address: str | None
     ) -> Report:
-        """Have exactly `replicas` replicas of a pool, for a while or, with None, until told.
+        """Have exactly `replicas` replicas of a pool, for a time or, with None, until `scale_auto`.
 
         Raises:
-            NotRunning: there is no deployment.
             ScalingRejected: there is no such pool, or it may not have that many.
         """
         ...
 
     def scale_auto(self, pool: str, *, address: str | None) -> Report:
-        """Take an operator's word on a pool back.
+        """End an operator's override of a pool.
 
         Raises:
-            NotRunning: there is no deployment.
             ScalingRejected: there is no such pool.
         """
         ...
 
     def apply(self, config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
-        """Have what runs go by another configuration: all of it, or nothing.
+        """Apply a configuration: all of it, or nothing.
 
         Raises:
-            NotRunning: there is no deployment.
-            ApplyRejected: it cannot, or could not be kept; the previous configuration stays.
+            ApplyRejected: it cannot be applied; the previous configuration stays.
         """
         ...
 
     def rollback(self, to: int | None, options: ApplyOptions, *, progress: Progress) -> Report:
-        """Return to an earlier configuration; None: the last good configuration before.
+        """Return to an earlier configuration; None: the last good one.
 
         Raises:
-            NotRunning: there is no deployment.
-            ApplyRejected: it cannot, or could not be kept; the previous configuration stays.
+            ApplyRejected: it cannot be applied; the previous configuration stays.
         """
         ...
 
     def upgrade(self, options: ApplyOptions, *, progress: Progress) -> Report:
-        """Have what runs go by the code of this process.
+        """Replace the running code by the code of this process.
 
         Raises:
-            NotRunning: there is no deployment.
-            ApplyRejected: it cannot, or could not be kept.
+            ApplyRejected: it cannot be replaced.
         """
         ...
 
     def history(self, *, address: str | None) -> Report:
-        """Every configuration that is kept, under `generations`, oldest first.
-
-        Raises:
-            NotRunning: there is no deployment.
-        """
+        """Every configuration that is kept, under `generations`, oldest first."""
         ...
 
     def explain_scale(self, ticks: int, *, address: str | None) -> Report:
-        """The last ticks of the autoscaler, oldest first.
-
-        Raises:
-            NotRunning: there is no deployment.
-        """
+        """The last ticks of the autoscaler, oldest first."""
         ...
 
     def usage(self, *, address: str | None) -> Report:
-        """The usage of each tenant, and the rest.
-
-        Raises:
-            NotRunning: there is no deployment.
-        """
+        """The usage of each tenant, and the rest."""
         ...
 
     def doctor(
         self, config: LoadedConfig | None, *, address: str | None, progress: Progress
     ) -> Report:
-        """Numbered checks of this machine, a configuration, and the deployment; under `checks`.
+        """Numbered checks of this machine, a configuration, and the deployment, under `checks`.
 
-        `ok` says whether none failed. Failed checks are never raised.
+        Failed checks are not raised: `ok` says whether none failed.
         """
         ...
 
@@ -190,10 +155,7 @@ class Commands(Protocol):
     ) -> Iterable[LogLine | None]:
         """Log entries, and with `follow` later entries; None for no news for a moment.
 
-        `progress` hears of nodes whose lines are missing.
-
-        Raises:
-            NotRunning: there is no deployment here, or there are several and none was named.
+        `progress` gets the nodes whose lines are missing.
         """
         ...
 
@@ -203,8 +165,7 @@ class Commands(Protocol):
         """The commands for another machine to join: `environment`, `command`, both as a `script`.
 
         Raises:
-            NotRunning: there is no deployment here, or there are several and none was named.
-            OperatorError: none can join.
+            OperatorError: no machine can join.
         """
         ...
 
@@ -212,7 +173,6 @@ class Commands(Protocol):
         """Drain and stop the deployment.
 
         Raises:
-            NotRunning: there is none, or there are several and none was named.
             TimedOut: something still runs.
         """
         ...

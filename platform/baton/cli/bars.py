@@ -23,8 +23,7 @@ def can_draw_blocks() -> bool:
 def range_bar(from_fraction: float, to_fraction: float, width: int, *, blocks: bool = True) -> str:
     """A bar from one place of a line to another; any part above zero is visible.
 
-    Ends are rounded to eighths of a character; the start to whole characters, for no block begins
-    in the middle of one.
+    Its length is rounded to eighths of a character, its start to whole characters.
     """
     start = min(width - 1, max(0, int(from_fraction * width + 1e-9)))
     if to_fraction <= from_fraction:

@@ -1,7 +1,7 @@
 """`baton`: the command line, and every verb under the heading where an operator looks for it.
 
 Theory of operation: `baton --help` shows the table below and imports no verb; `baton VERB` imports
-that one. So neither takes longer for other verbs. A test compares the table with the verbs' help.
+only its own. A test compares the table with the verbs' help.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Verb(NamedTuple):
     help: str
     """Its text in `baton --help`: the first sentence of its own help."""
     entry_point: str | Mapping[str, str]
-    """Module and function below `baton.cli`; of a verb with verbs of its own, theirs by name."""
+    """Module and function below `baton.cli`; of a group, those of its verbs by name."""
 
 
 VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
@@ -98,9 +98,9 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             "replay": Verb(
                 "Send a trace to a running endpoint, and measure.", "measure.replay:replay"
             ),
-            "size": Verb("Compute whether a model fits so many devices.", "model.size:size"),
+            "size": Verb("Compute whether a model fits a number of devices.", "model.size:size"),
             "calibrate": Verb(
-                "Compare predicted latencies with measured ones.", "model.calibrate:calibrate"
+                "Compare predicted with measured latencies.", "model.calibrate:calibrate"
             ),
         },
         "Set it up": {
@@ -126,19 +126,19 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             ),
             "rules": Verb("Get the rules for Prometheus.", {"export": "setup.export_files:rules"}),
             "manifests": Verb(
-                "Get files for clusters and machines.", {"export": "setup.manifests:export"}
+                "Get files for clusters and machines.", {"export": "setup.export_files:manifests"}
             ),
             "version": Verb("Show which versions are installed.", "setup.version:version"),
         },
     }
 )
 
-DEPRECATED_VERBS: Mapping[str, str] = MappingProxyType({"fit": "model.fit:fit"})
-"""Module and function by name; no help shows them. They get their words unread."""
+DEPRECATED_VERBS: Mapping[str, str] = MappingProxyType({"fit": "model.calibrate:fit"})
+"""Hidden verbs: module and function by name. Their words are passed on unparsed."""
 
 
 class _Formatter(Protocol):
-    """The writer of help."""
+    """Click's writer of help."""
 
     width: int
 
@@ -169,7 +169,7 @@ def build_app() -> typer.Typer:
 
 
 def _no_op() -> None:
-    """The verbs do it all."""
+    """The callback of a group, which does nothing."""
 
 
 def main() -> None:
@@ -209,10 +209,10 @@ class _LazyCommands(MutableMapping[str, _CommandOrGroup]):
 
 
 class _FastGroup(TyperGroup):
-    """A verb with verbs, that reads its own options without what Typer reads others with."""
+    """A group without Typer's slow parsing of its options."""
 
     def get_help_option(self, ctx: object) -> TyperOption | None:
-        """As it is, but false where it is not given: of None, Typer asks pydantic what it is."""
+        """Typer's option with a default: without, Typer imports pydantic."""
         option = super().get_help_option(ctx)  # type: ignore[arg-type]  # Typer's, handed on
         if option is not None:
             option.default = False
@@ -220,7 +220,7 @@ class _FastGroup(TyperGroup):
 
 
 class _GroupedVerbs(_FastGroup):
-    """`baton` itself."""
+    """The group of `baton` itself."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]  # Typer's, handed on

@@ -79,10 +79,10 @@ _MAX_DURATION_S = 100 * 365 * 86_400.0
 
 
 def parse_interval(text: str) -> float:
-    """How long to wait between two looks, in seconds.
+    """A refresh interval in seconds.
 
     Raises:
-        BadParameter: it is no duration, or so short that looking would be all that is done.
+        BadParameter: it is no duration, or too short.
     """
     interval_s = parse_seconds(text, "--interval")
     if interval_s < _MIN_INTERVAL_S:
@@ -95,10 +95,10 @@ def parse_interval(text: str) -> float:
 def load_files(
     context: typer.Context, files: Sequence[Path], sets: Sequence[str] | None
 ) -> LoadedConfig:
-    """The configuration of some files; its warnings are printed.
+    """The configuration of some files; prints its warnings.
 
     Raises:
-        ConfigInvalid: with one line for each thing that is wrong.
+        ConfigInvalid: with a line for each fault.
     """
     from baton.config import load_config  # here: keeps --help fast
 
@@ -113,12 +113,12 @@ def config_overrides(sets: list[str] | None, *, allow_untested: bool) -> list[st
 
 
 def resolve_format(output: OutputFormat, *, as_json: bool) -> OutputFormat:
-    """How to print, of the two ways to say it."""
+    """The format, from either of the two options."""
     return OutputFormat.JSON if as_json else output
 
 
 def backend_of(context: typer.Context) -> Backend:
-    """Where this verb gets what it needs; tests put their own there."""
+    """This verb's backend; tests inject their own."""
     return context.obj if isinstance(context.obj, Backend) else Backend()
 
 
@@ -150,7 +150,7 @@ def positive(number: float, option: str) -> float:
 
 
 def command_line(context: typer.Context) -> str:
-    """The command with the options that were given, so that a report says how to make it again."""
+    """The command with the given options, for reports."""
     args = ["baton", *context.command_path.split()[1:]]
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

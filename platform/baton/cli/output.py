@@ -9,7 +9,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum, StrEnum
 
@@ -53,7 +53,7 @@ class TextStyle(StrEnum):
 
 
 _MINUTES_FROM_S = 120.0
-"""From here on, minutes say more than seconds."""
+"""From here on, durations are shown in minutes."""
 _LONG_UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 _KILO = 1000.0
 _CENT = 0.01
@@ -66,7 +66,7 @@ _NEXT_STEPS = {
 
 
 def exit_code(error: BatonError | OSError) -> ExitCode:
-    """The exit status that tells a script what kind of error this is."""
+    """The exit status of an error."""
     match error:
         case ConfigInvalid():
             return ExitCode.USAGE
@@ -80,7 +80,7 @@ def exit_code(error: BatonError | OSError) -> ExitCode:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Turn an error into lines on stderr, the last of them a next step, and an exit status."""
+    """Print an error as lines on stderr, the last with a next step, and exit with its status."""
     try:
         yield
     except (BatonError, OSError) as error:
@@ -96,7 +96,7 @@ def report_errors() -> Iterator[None]:
 
 
 def _is_reader_gone() -> bool:
-    """Whether the reader of the output is gone; else it was another pipe that broke."""
+    """Whether the broken pipe is that of the output."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         with suppress(io.UnsupportedOperation):  # no file of the system's
@@ -105,13 +105,13 @@ def _is_reader_gone() -> bool:
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """A line on stderr for each."""
+    """Print each warning on a line of stderr."""
     for line in warnings:
         typer.echo(styled("warning: ", TextStyle.WARNING, err=True) + line, err=True)
 
 
 def print_error(line: str) -> None:
-    """One line of an error."""
+    """Print one line of an error."""
     typer.echo(styled("error: ", TextStyle.BAD, bold=True, err=True) + line, err=True)
 
 
@@ -125,7 +125,7 @@ def styled(text: str, style: TextStyle, *, bold: bool = False, err: bool = False
 
 
 def supports_color(*, err: bool = False) -> bool:
-    """Whether what is written there may have colours."""
+    """Whether that stream may have colours."""
     stream = sys.stderr if err else sys.stdout
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return not is_plain and stream.isatty()
@@ -143,12 +143,16 @@ class ProgressLines:
         typer.echo(styled(elapsed, TextStyle.DIM, err=True) + line, err=True)
 
 
-def print_report(report: Mapping[str, object], output: OutputFormat) -> None:
-    """A report on stdout: one JSON object on one line, or text for people."""
+def print_report(
+    report: Mapping[str, object],
+    output: OutputFormat,
+    lines_of: Callable[[Mapping[str, object]], Iterable[str]] | None = None,
+) -> None:
+    """Print a report: one JSON object on one line, or `lines_of` it, by default `text_lines`."""
     if output is OutputFormat.JSON:
         typer.echo(json.dumps(report, default=str))
         return
-    for line in text_lines(report):
+    for line in (lines_of or text_lines)(report):
         typer.echo(line)
 
 
@@ -179,7 +183,7 @@ def table_lines(rows: Sequence[Mapping[str, object]], indent: str = "") -> Itera
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks and other cursor controls, such as why an engine has failed."""
+    """Text without line breaks and other cursor controls."""
     if text.isprintable():
         return text
     return " ".join(

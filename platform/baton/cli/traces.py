@@ -13,23 +13,25 @@ if TYPE_CHECKING:
 
 
 _WARM_UP_S = {"chat": 600.0}
-"""Of workloads with sessions, how long before the first kept request they begin. It is 4 turns of
-39 s in the mean, 16 and more in one session of a hundred."""
+"""How long before the first kept request sessions begin.
+
+A session has 4 turns of 39 s in the mean, and one of a hundred has 16 or more.
+"""
 _MAX_REQUESTS = 5_000_000
-"""That are made up: some gigabytes of memory."""
+"""Limit of made requests: some gigabytes of memory."""
 
 
 class TraceUnusable(OperatorError):
-    """A trace cannot be read, or there is nothing in it."""
+    """A trace cannot be read, or is empty."""
 
 
 def load_trace(
     path: Path, *, ignore_invalid: bool = False, rate_per_s: float | None = None, seed: int = 0
 ) -> Trace:
-    """The trace in a file; `rate_per_s` is for formats that do not say when requests arrive.
+    """The trace in a file; `rate_per_s` is for formats without arrival times.
 
     Raises:
-        TraceUnusable: it cannot be read; says which line, and why.
+        TraceUnusable: it cannot be read.
     """
     from baton.simulator.workloads.formats import read_trace  # here: keeps --help fast
 
@@ -87,8 +89,7 @@ def make_workload(
 ) -> Trace:
     """The workload of that name, for a time or a number of requests; one may be left out.
 
-    Conversations are under way when it begins: from an empty start it would take minutes until as
-    many turns arrive as are asked for.
+    Sessions begin before the first kept request, so that its load is steady from the start.
 
     Raises:
         TraceUnusable: there is none, or not with these figures.

@@ -1,10 +1,9 @@
-"""Follows an engine's cache events and has coordinators told: soon, seldom, and in order.
+"""Sends an engine's cache events to coordinators: soon, seldom, and in order.
 
 Theory of operation: the first change after a pause is sent at once. Later changes gather until
-`FLUSH_S` after the last frame, or until they are many. Snapshots are sent with a flush, right after
-the gathered changes, so that a snapshot and the updates before and after it have numbers in a row.
-An engine that stops reporting its cache costs its replica nothing but the coordinators' knowledge
-of its blocks.
+`FLUSH_S` after the last frame, or until they are many. A flush sends the gathered changes and then
+the snapshots, so that their numbers follow each other. If the engine's events end, coordinators
+lose only their knowledge of its blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 FLUSH_S: Final = 0.02
 _FLUSH_BLOCKS: Final = 16_384
-"""128 KiB of hashes: a frame that delays the engine's steps behind it by little."""
+"""128 KiB of hashes: such a frame delays the engine's steps little."""
 _FRAME_OVERHEAD_BYTES: Final = 1024
 
 
@@ -49,7 +48,7 @@ class CacheReporter:
 
     @property
     def counters(self) -> FeedCounters:
-        """The engine's counts."""
+        """Counts of the engine's cache events."""
         return self._feed.counters
 
     async def follow(self, batches: AsyncIterator[KvEventBatch]) -> None:
@@ -67,7 +66,7 @@ class CacheReporter:
         self._flush_soon()
 
     def sync(self, *, immediately: bool) -> None:
-        """A session waits for a snapshot."""
+        """Send the snapshot that a session waits for."""
         if self._enabled and immediately:
             self._flush()
         elif self._enabled:

@@ -1,8 +1,7 @@
 """The asyncio driver: feeds the coordinator and carries out its commands.
 
-Everything here runs on one event loop, synchronously: an event goes in, the commands that come out
-are carried out at once, and none of them waits. A failed command (a full or broken link) comes back
-as another event, which is handled next.
+Everything here runs synchronously on one event loop. No command waits. A failed command (a full or
+broken link) becomes the next event.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _TOO_LARGE = "it is too large for a message to a replica: ask for less"
 
 
 class Driver:
-    """One coordinator's body. Built on the loop that it runs on; `close` when done."""
+    """One coordinator's body; lives on the loop that it is built on."""
 
     def __init__(
         self,
@@ -76,15 +75,14 @@ class Driver:
         self.on_event(RequestArrived(request=request))
 
     def on_abort(self, request_ids: tuple[str, ...]) -> None:
-        """Clients went away, or have all they wanted."""
+        """Clients disconnected, or need no more output."""
         self.on_event(RequestsCancelled(request_ids=request_ids))
 
     def on_event(self, event: Event) -> None:
-        """Handle one event and its consequences. Safe to call from within itself.
+        """Handle one event and its consequences. Reentrant.
 
         Raises:
-            Exception: the error of the first failed command; all the others were carried out, for
-            the coordinator counts on each of them.
+            Exception: the error of the first failed command; the others were carried out.
         """
         self._events.append(event)
         if self._handling:
@@ -109,10 +107,9 @@ class Driver:
     def check_admission(
         self, requests: int, *, tenant: str, slo_class: str | None = None
     ) -> Rejected | None:
-        """Refuse `requests` more before they are read, if they must be; None: send them.
+        """Why `requests` more must be refused before they are read; None: send them.
 
-        A caller that gets a reason must refuse them, for they are counted; and ask no more about
-        them.
+        A reason counts them as rejected: the caller refuses them and does not ask again.
         """
         now_s = self._clock.now_s()
         error = self._coordinator.rejection(requests=requests, tenant=tenant, now_s=now_s)
@@ -129,7 +126,7 @@ class Driver:
         placer: Placer | None = None,
         rules: ServiceRules | None = None,
     ) -> None:
-        """Go on by other rules from now on, while requests are under way; None: as before."""
+        """Use other rules from now on, also for requests in flight; None: as before."""
         self._coordinator.reconfigure(limits=limits, placer=placer, rules=rules)
         self.on_event(TimerFired())
 
@@ -189,7 +186,7 @@ class Driver:
             )
 
     def _set_timer(self) -> None:
-        """Wake up for the next deadline; an earlier wake-up that is already set will do."""
+        """Wake up at the next deadline; a timer that is already set earlier stays."""
         at_s = self._coordinator.next_deadline_at_s()
         if self._timer is not None:
             if at_s is not None and self._timer_at_s <= at_s:

@@ -1,8 +1,8 @@
 """The LoRA adapters that a replica may be asked for, by the names that legs give.
 
-Theory of operation: those of the configuration file are there from the start. Others come and go
-while the replica runs, all of them at once with `replace_added`. A leg may be faster than the word
-of an adapter, so before one is said to be unknown, `refresh` is asked once whether there is news.
+Theory of operation: adapters of the configuration file are fixed. `replace_added` replaces all
+others at once. A leg may be faster than the news of its adapter, so `refresh` is called once before
+a name is unknown.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class KnownAdapters:
         *,
         refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Take what never changes; `refresh` takes news, and may fail.
+        """Keep the fixed adapters.
 
         Args:
             fixed: A folder or a hub id for each name.
-            refresh: Calls `replace_added` where there is something new; None: nothing ever is.
+            refresh: Calls `replace_added` where adapters changed, and may fail.
         """
         self._fixed = dict(fixed or {})
         self._added: dict[str, str] = {}
@@ -37,11 +37,11 @@ class KnownAdapters:
 
     @property
     def fixed(self) -> Mapping[str, str]:
-        """Those that were there from the start."""
+        """The adapters of the configuration."""
         return self._fixed
 
     def replace_added(self, added: Mapping[str, str]) -> None:
-        """Have these beyond those from the start, and no others."""
+        """Replace all adapters but the fixed."""
         self._added = dict(added)
 
     async def source(self, name: str) -> str:

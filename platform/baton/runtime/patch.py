@@ -1,10 +1,9 @@
-"""Couplings to private names of a vendor's package: what they touch and how they prove themselves.
+"""Couplings to private names of a vendor's package, each with a guard that checks the package.
 
 Theory of operation: a `Patch` is one row of a table (`engine.vllm.patches.table`,
 `serving.ray.couplings`, `transfer.couplings`). `fits` runs its guard on signatures, source or trial
-objects of the installed package. Where the guard finds a difference, a row that is required raises,
-and any other row is turned off: one log event says so, with the fallback. `install` applies a row
-that fits. Only attributes that exist are replaced.
+objects of the installed package. If the guard finds a difference, a required row raises; any other
+row is turned off, and a log event names the fallback. Only attributes that exist are replaced.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class Patch:
     guard: Callable[[], str | None]
     """Returns why the installed package does not fit, or None."""
     fallback: str
-    """What happens where it does not fit."""
+    """The behaviour without the patch."""
     apply: Callable[..., object] | None = None
-    """Installs it, once however often it is called; None: baton only calls or reads the names."""
+    """Installs it, idempotently; None: baton only calls or reads the names."""
     is_required: bool = False
-    """Whether baton refuses to run without it; otherwise it is turned off."""
+    """Whether baton refuses to run without it."""
 
     def find_incompatibility(self) -> str | None:
         """Why the installed package does not fit; None where it does."""
@@ -57,7 +56,7 @@ class Patch:
             return f"{type(error).__name__}: {error}"
 
     def fits(self) -> bool:
-        """Whether the installed package fits; logs an event where it does not.
+        """Whether the installed package fits; logs an event if not.
 
         Raises:
             EngineStartFailed: it does not fit, and is required.
@@ -65,7 +64,7 @@ class Patch:
         return self._judge(self.find_incompatibility())
 
     def install(self, *arguments: Any, **values: Any) -> bool:  # noqa: ANN401 - a vendor's objects
-        """Apply the row where it fits; whether it is applied.
+        """Apply the row if it fits; whether it is applied.
 
         Raises:
             EngineStartFailed: it does not fit, and is required.
@@ -107,7 +106,7 @@ def replace_attributes(owner: object, **values: object) -> None:
 def wrap_attribute(
     owner: object, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Replace a function that exists with one that wraps it.
+    """Replace a function of `owner` with a wrapper of it.
 
     Raises:
         MissingAttribute: `owner` has no such function.

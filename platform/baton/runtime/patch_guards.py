@@ -28,7 +28,7 @@ def resolve(place: str) -> object:
 
 
 def has(*places: str) -> Guard:
-    """Everything is where it was."""
+    """Every place exists."""
 
     def check() -> str | None:
         for place in places:
@@ -50,7 +50,7 @@ def takes(place: str, *parameters: str) -> Guard:
 
 
 def takes_only(place: str, *parameters: str) -> Guard:
-    """A function has no parameters besides these, so that a replacement can take its place."""
+    """A function has only these parameters, so that a replacement can take its place."""
 
     def check() -> str | None:
         present = inspect.signature(_function_at(place)).parameters
@@ -107,7 +107,7 @@ def contains_text(module: str, text: str) -> Guard:
 
 
 def all_of(*guards: Guard) -> Guard:
-    """The first of these that does not hold."""
+    """The first guard that does not hold."""
 
     def check() -> str | None:
         problems = (guard() for guard in guards)
@@ -117,7 +117,7 @@ def all_of(*guards: Guard) -> Guard:
 
 
 def first_incompatibility(*requirements: tuple[type, str, tuple[str, ...]]) -> str | None:
-    """The first of these methods that is gone, or that no longer uses these names."""
+    """The first method that is gone, or no longer uses its names."""
     for owner, method, names in requirements:
         function = getattr(owner, method, None)
         if function is None:

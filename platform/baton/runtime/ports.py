@@ -1,7 +1,4 @@
-"""The ports of the live body: the needs of the driver and the replica host from the outside.
-
-Protocols live here, with their consumers; adapters match them without subclassing.
-"""
+"""The ports of the driver and the replica host; adapters match them without subclassing."""
 
 from __future__ import annotations
 
@@ -19,15 +16,14 @@ class Engine(Protocol):
     """The inference engine inside a replica.
 
     Theory of operation: `start` once, then `submit` / `abort` / `release` at any time while one
-    consumer iterates `steps`, and another `kv_events`. Every submitted leg ends exactly once in
-    `steps`. It ends with an output whose `finish` is set, with a `LegOutput` with ERROR (details in
-    the log), or, after `abort`, without an output. A leg that the engine only finds
-    wrong when it looks at it ends in INVALID or REFUSED, with why as its stop reason. Nothing here
-    blocks the event loop.
+    consumer iterates `steps`, and another `kv_events`. Every submitted leg ends exactly once: with
+    a `LegOutput` whose `finish` is set (ERROR: the log has the details), or, after `abort`, without
+    an output. A leg that the engine finds wrong late ends in INVALID or REFUSED, with the reason as
+    its stop reason. Nothing here blocks the event loop.
     """
 
     async def start(self) -> ReplicaFacts:
-        """Bring the engine up and say what it is.
+        """Start the engine.
 
         Raises:
             EngineStartFailed: with one clear line and a remedy.
@@ -45,8 +41,8 @@ class Engine(Protocol):
     async def abort(self, leg_ids: Sequence[str]) -> None:
         """Stop legs and free their blocks. Returns when they can produce no further output.
 
-        An output that was already under way is still yielded by `steps` before this returns, so a
-        prefill leg that finished first still hands out its ticket. Unknown ids are ignored.
+        `steps` yields outputs in flight before this returns, so a prefill leg that finished first
+        still hands out its KV handle. Unknown ids are ignored.
         """
         ...
 
@@ -63,11 +59,10 @@ class Engine(Protocol):
         ...
 
     def kv_events(self) -> AsyncIterator[KvEventBatch]:
-        """Yield what the prefix cache gains and loses until the engine closes.
+        """Yield changes of the prefix cache until the engine closes or dies.
 
-        Called once, right after `start`; nothing that happened since `start` is left out. A reader
-        that is too slow loses batches, which their numbers show. An engine that says nothing about
-        its cache ends at once. A death is told by `steps`: here it is an end like any other.
+        Called once, right after `start`, and complete since then. Numbers show the batches that a
+        slow reader loses. An engine without cache events ends at once.
         """
         ...
 
@@ -78,10 +73,8 @@ class Engine(Protocol):
     async def check_side_channel(self, source_id: str, address: str, deadline_s: float) -> None:
         """Ask replica `source_id` at `address` for the data of a pull from it; move no block.
 
-        Returns when the answer came and blocks could be pulled, at the latest after `deadline_s`.
-
         Raises:
-            TransferFailed: it did not answer in time, or with something this engine cannot use.
+            TransferFailed: it did not answer within `deadline_s`, or with something unusable.
         """
         ...
 
@@ -95,26 +88,26 @@ class Engine(Protocol):
 
 
 class ReplicaLink(Protocol):
-    """The coordinator's way to the replicas. Nothing here waits: sending is to a bounded queue."""
+    """The coordinator's way to the replicas; sending never waits, queues are bounded."""
 
     def submit(self, replica_id: str, leg: Leg) -> LegFailure | None:
         """Send a leg; None when queued for sending, else why not.
 
-        OVERLOADED: the queue is full; UNREACHABLE: there is no session; INVALID: it can never be
-        sent, because it does not fit into a frame.
+        OVERLOADED: the queue is full; UNREACHABLE: there is no session; INVALID: it does not fit
+        into a frame.
         """
         ...
 
     def abort(self, replica_id: str, leg_ids: Sequence[str]) -> None:
-        """Ask for an abort; a replica that cannot be reached has nothing left to abort."""
+        """Request an abort; a replica that cannot be reached has nothing left to abort."""
         ...
 
     def release(self, replica_id: str, kv_handle: KvHandle) -> None:
-        """Ask replica `replica_id` to release a ticket; best effort, the lease expires anyway."""
+        """Ask a replica to release a KV handle; best effort, the lease expires anyway."""
         ...
 
     def sync_cache(self, replica_id: str) -> None:
-        """Ask for a snapshot of a prefix cache; best effort, it may be asked for again."""
+        """Request a snapshot of a prefix cache; best effort, it may be requested again."""
         ...
 
     def check_side_channel(self, replica_id: str, source_id: str, address: str) -> None:
@@ -122,7 +115,7 @@ class ReplicaLink(Protocol):
         ...
 
     def report_broken_agent(self, replica_id: str, why: str) -> None:
-        """Tell `replica_id` that its transfer agent is broken; best effort."""
+        """Tell a replica that its transfer agent is broken; best effort."""
         ...
 
 

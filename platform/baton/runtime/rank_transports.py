@@ -1,17 +1,16 @@
-"""Which transports UCX chose in one worker process: read there, from UCX's own log.
+"""Which transports UCX chose in one worker process, read from UCX's own log.
 
-Theory of operation: UCX prints how it carries out remote reads, which is what a pull is, into a
-file per process, each time it makes that choice. A choice takes some 800 bytes and is printed once
-for all peers that are reached alike:
+Theory of operation: UCX prints how it carries out remote reads (a pull is one) into a file per
+process, each time it makes that choice. A choice takes some 800 bytes and is printed once for all
+peers that are reached alike:
 
     | 0f0c puller inter-node cfg#1                                     |
     | remote memory read by ucp_get*(multi) into host memory from host |
     | Range  |    Description     |               Config               |
     | 0..inf | software emulation | 52% on tcp/lo and 48% on tcp/eth0  |
 
-UCX does not name the peer there, only whether it is on the same node. So transports are known per
-node: peers on the same node, and peers on others. Each worker of an engine has an agent of its own,
-and may be on a node of its own, so each reads and reports its own file.
+UCX names the locality of a peer (same node or another), not the peer. Each worker of an engine has
+an agent of its own, maybe on another node, so each reads and reports its own file.
 
 Source: UCX 1.23 (nixl 1.5.1), UCX_PROTO_INFO; a test with two agents holds it.
 """
@@ -26,14 +25,13 @@ from itertools import islice
 from pathlib import Path
 
 LOG_VARIABLE = "UCX_LOG_FILE"
-"""UCX's: where its log goes."""
 LOG_PREFIX = "ucx."
 _MAX_LINES = 20_000
-"""Looked at in one file, some 2 MB: choices are printed early, and warnings may be many."""
+"""Read of one file, some 2 MB: choices are printed early, and warnings may be many."""
 
 _CHOICE_HEADER = re.compile(r"(self|intra-node|inter-node) cfg#\d+ *\|$")
 _ROW = re.compile(r"\| *[0-9][^|]*\.\.inf *\|[^|]*\| *([^|]*?) *\|$")
-"""The row of a choice that is about large operations."""
+"""The row of a choice for large operations."""
 _TRANSPORT = re.compile(r"(?:^| )([a-z][a-z0-9_]*)/")
 _REMOTE_READ = "remote memory read by ucp_get"
 
@@ -46,7 +44,7 @@ class Locality(StrEnum):
 
 
 Transports = Mapping[Locality, frozenset[str]]
-"""The transports of pulls so far; an unused reach is missing."""
+"""Transports of pulls so far; a locality without pulls is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +53,12 @@ class RankTransports:
 
     rank: int
     node: str
-    """The host that it runs on."""
     transports: Transports | None
-    """None: its log cannot be read, so nothing is known."""
+    """None: its log cannot be read."""
 
 
 def read_own_transports(environment: Mapping[str, str], pid: int) -> Transports | None:
-    """The transports of this process's pulls; None where its log was sent elsewhere.
-
-    Reads a file: not for an event loop.
-    """
+    """The transports of this process's pulls; None if its log goes elsewhere. Reads a file."""
     log = Path(environment.get(LOG_VARIABLE, ""))
     if log.name != log_name() or "UCX_PROTO_INFO" not in environment or not log.parent.is_dir():
         return None
@@ -72,15 +66,15 @@ def read_own_transports(environment: Mapping[str, str], pid: int) -> Transports 
 
 
 def log_name() -> str:
-    """The name of a process' log as UCX is told it."""
+    """The name of a process' log, as UCX expects it."""
     return f"{LOG_PREFIX}%h.%p"
 
 
 def read_transports(folder: Path, *, pid: int | None = None) -> Transports:
-    """The transports of the pulls of all processes that log there, or of one.
+    """The transports of the pulls of all processes that log there, or of one. Blocks on the disk.
 
-    Several transports that share one pull are one entry, joined by "+". Two entries under one reach
-    mean that peers are reached in different ways. Reads files: not for an event loop.
+    Transports that share one pull are joined by "+". Two entries of one locality mean that peers
+    are reached in different ways.
     """
     by_locality: dict[Locality, set[str]] = {}
     for file in sorted(folder.glob(f"{LOG_PREFIX}*" if pid is None else f"{LOG_PREFIX}*.{pid}")):

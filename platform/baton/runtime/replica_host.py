@@ -1,14 +1,13 @@
 """Binds an engine to the fleet link: the body of a replica.
 
-Theory of operation: legs go to the engine in the order in which they arrived, one call at a time,
-so that an abort can never overtake its leg. Aborts are gathered during an abort call and go as one
-call. Releases, which may wait for another replica, have a queue of their own. Each engine step is
-split by coordinator and sent before the next is taken, so an `Aborted` frame follows every output
-of its leg. All queues are bounded: legs by `max_live_legs`, aborts by the legs that live, releases
-by `max_releases`. Legs that wait here are always reported as queued. Other reports (the prefix
-cache, pulls, checks of other replicas) fail no leg. When the engine dies, every coordinator is told
-and `failed` is set; the host never restarts an engine. States: STARTED ─drain()─▶ DRAINING ─nothing
-lives─▶ DRAINED, and CLOSED from any.
+Theory of operation: legs go to the engine in the order of arrival, one call at a time, so that an
+abort can never overtake its leg. Aborts gather during an abort call and go as one call. Releases,
+which may wait for another replica, have a queue of their own. Each engine step is split by
+coordinator and sent before the next is taken, so an `Aborted` frame follows every output of its
+leg. All queues are bounded: legs by `max_live_legs`, aborts by the legs that live, releases by
+`max_releases`. Legs that wait here are reported as queued. When the engine dies, every coordinator
+is told and `failed` is set; the host never restarts an engine. States: STARTED ─drain()─▶ DRAINING
+─nothing lives─▶ DRAINED, and CLOSED from any.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ _Job = Callable[[], Coroutine[None, None, None]]
 
 @dataclass(slots=True, kw_only=True)
 class _HostCounters:
-    """Counts of a replica host; only ever grow."""
-
     submitted: int = 0
     failed: int = 0
     aborted: int = 0
@@ -57,24 +54,23 @@ class HostOptions:
     """Bounds and deadlines of a replica host."""
 
     max_live_legs: int = 8192
-    """More are refused as OVERLOADED."""
     max_releases: int = 1024
-    """Releases that wait their turn; more are dropped, for their leases expire."""
+    """Releases in the queue; more are dropped, for their leases expire."""
     lease_s: float = 30.0
-    """How long the engine keeps the blocks of a ticket without a pull."""
+    """How long the engine keeps the blocks of a KV handle without a pull."""
     submit_timeout_s: float = 30.0
     abort_timeout_s: float = 30.0
-    """An engine that does not stop a leg within this is taken for dead."""
+    """An engine that takes longer is dead."""
     release_timeout_s: float = 10.0
     close_timeout_s: float = 30.0
     check_timeout_s: float = 2.0
-    """How long another replica's side channel has to answer."""
+    """Limit of a side channel's answer."""
     devices: float = 1.0
-    """GPUs that the replica takes, as its facts say; a replica on CPUs counts as one."""
+    """GPUs of the replica; a replica on CPUs counts as one."""
 
 
 class ReplicaHost:
-    """Runs an engine for coordinators. To be made, used and closed on one running event loop."""
+    """Runs an engine for coordinators; lives on one running event loop."""
 
     def __init__(
         self,
@@ -86,12 +82,12 @@ class ReplicaHost:
     ) -> None:
         self.counters = _HostCounters()
         self.drained = asyncio.Event()
-        """Set once `drain` was called and nothing lives here any more, or its deadline passed."""
+        """Set when a drain ends: nothing lives here any more, or its deadline passed."""
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[BatonError] = self._loop.create_future()
         """Done, with the reason as its result, when the engine has died."""
         self.agent_failure = ""
-        """Why the engine's transfer agent is broken, as coordinators say; empty while it is not."""
+        """Why a coordinator calls the engine's transfer agent broken; empty while it works."""
         self._engine = engine
         self._bind = bind
         self._options = options or HostOptions()
@@ -113,7 +109,7 @@ class ReplicaHost:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> ReplicaFacts:
-        """Start the engine, then serve; returns what the replica is.
+        """Start the engine, then serve.
 
         Raises:
             EngineStartFailed: from the engine.
@@ -151,22 +147,22 @@ class ReplicaHost:
 
     @property
     def address(self) -> str:
-        """Where the link is really bound; empty before `start`."""
+        """The bound address of the link; empty before `start`."""
         return self._address
 
     @property
     def link_counters(self) -> LinkCounters:
-        """The link's own counters; zeros before `start`."""
+        """The link's counters; zeros before `start`."""
         return LinkCounters() if self._server is None else self._server.counters
 
     @property
     def cache_counters(self) -> FeedCounters:
-        """The engine's counts of its prefix cache; zeros before `start`."""
+        """The prefix cache's counters; zeros before `start`."""
         return FeedCounters() if self._cache is None else self._cache.counters
 
     @property
     def coordinators(self) -> int:
-        """Coordinators with an open session."""
+        """Coordinators with a session."""
         return 0 if self._server is None else self._server.coordinators
 
     @property
@@ -177,19 +173,16 @@ class ReplicaHost:
 
     @property
     def leases(self) -> int:
-        """Tickets handed out whose blocks may still be kept, as far as this side can know."""
+        """KV handles whose blocks may still be kept, as far as this side knows."""
         return len(self._leases)
 
     @property
     def facts(self) -> ReplicaFacts | None:
-        """The replica's facts, with its present role; None before `start`."""
+        """The replica's facts with its present role; None before `start`."""
         return self._facts if self._server is None else self._server.facts
 
     def set_role(self, role: Role) -> bool:
-        """Be meant for something else, and tell every coordinator; False when it is so already.
-
-        Nothing that runs here, waits here or is leased from here is touched: coordinators send
-        other work from now on.
+        """Change the role and tell every coordinator; False without a change. Work here goes on.
 
         Raises:
             RoleUnsupported: the engine cannot play it, or has not started.
@@ -202,9 +195,9 @@ class ReplicaHost:
         return changed
 
     def drain(self, deadline_s: float | None = None) -> None:
-        """Refuse new legs and say so in every beat; `drained` is set when nothing lives here.
+        """Refuse new legs and report that in heartbeats; `drained` is set when nothing lives here.
 
-        At once where the engine has died: nothing can live here, even without reported ends.
+        At once where the engine has died.
         """
         if self._draining:
             return
@@ -275,7 +268,7 @@ class ReplicaHost:
             self._inbox.put(leg)
 
     def abort(self, leg_ids: tuple[str, ...]) -> None:
-        """Queue an abort behind the legs it may concern."""
+        """Queue an abort behind its legs."""
         self._inbox.abort(leg_ids)
 
     def orphan(self, leg_ids: tuple[str, ...]) -> None:
@@ -317,7 +310,7 @@ class ReplicaHost:
         return self._checks is not None and self._checks.request(source_id, address)
 
     def report_broken_agent(self, why: str) -> None:
-        """Keep why this replica is to be replaced; it is said once."""
+        """Keep why this replica is to be replaced; logged once."""
         if not self.agent_failure:
             self.agent_failure = why
             fields = {"replica_id": self._replica_id, "why": why}
@@ -401,11 +394,10 @@ class ReplicaHost:
 
 
 class _OutstandingLeases:
-    """Tickets whose blocks may still be kept, as far as this side can know.
+    """Tickets whose blocks may still be kept.
 
-    The pulling side, not this side, is told when blocks have moved. But an engine without a used
-    block keeps none for other replicas, once its load has caught up with the last ticket:
-    `load_lag_s`.
+    Only the pulling side learns when blocks have moved. But an engine without a used block keeps
+    none, once its load has caught up with the last ticket (`load_lag_s`).
     """
 
     def __init__(self, *, lease_s: float, load_lag_s: float) -> None:
@@ -418,7 +410,7 @@ class _OutstandingLeases:
         return len(self._expires_at_s)
 
     def record(self, outputs: Iterable[LegOutput], now_s: float) -> None:
-        """Take in the tickets of one engine step."""
+        """Add the KV handles of one engine step."""
         for output in outputs:
             if output.kv_handle is not None:
                 self._last_lease_at_s = now_s
@@ -426,11 +418,11 @@ class _OutstandingLeases:
                 self._expires_at_s[output.kv_handle.params] = now_s + self._lease_s
 
     def remove(self, kv_handle: KvHandle) -> None:
-        """A ticket was released."""
+        """Remove a released KV handle."""
         self._expires_at_s.pop(kv_handle.params, None)
 
     def expire(self, now_s: float, *, engine_is_empty: bool) -> None:
-        """Forget those whose time is up, or all when the engine can hold no blocks for them."""
+        """Forget expired KV handles, or all when the engine can hold no blocks for them."""
         for params, expires_at_s in tuple(self._expires_at_s.items()):
             if expires_at_s > now_s:
                 break
@@ -442,10 +434,8 @@ class _OutstandingLeases:
 class _EngineInbox:
     """The queues between the fleet link and an engine; their bounds are the host's.
 
-    Theory of operation: legs and aborts wait in one queue, so that an abort can never overtake its
-    leg. Nothing else holds a leg back here: from the moment an engine has a decode leg it renews
-    the lease of the blocks that the leg will fetch, so waiting for a turn to fetch is the engine's
-    business.
+    Legs and aborts share one queue, so that an abort cannot overtake its leg. Nothing else may hold
+    a leg back: only the engine that has a decode leg renews the lease of the blocks to fetch.
     """
 
     def __init__(self, *, max_releases: int) -> None:
@@ -474,14 +464,14 @@ class _EngineInbox:
         return self._queue.popleft()
 
     def count_queued(self) -> tuple[int, int]:
-        """How many legs wait here, and how many of their prompt tokens will have to be computed."""
+        """Legs that wait here, and their prompt tokens that have to be computed."""
         legs = [item for item in self._queue if isinstance(item, Leg)]
         return len(legs), sum(leg.uncached_prompt_tokens for leg in legs)
 
     # ------------------------------------------------------------------ aborts
 
     def abort(self, leg_ids: tuple[str, ...]) -> None:
-        """Queue an abort for those legs that none is queued for yet."""
+        """Queue an abort of those legs that have none queued."""
         new_ids = tuple(leg_id for leg_id in leg_ids if leg_id not in self._abort_requested)
         if new_ids:
             self._abort_requested.update(new_ids)
@@ -489,7 +479,7 @@ class _EngineInbox:
             self._not_empty.set()
 
     def schedule_abort(self, leg_ids: tuple[str, ...]) -> None:
-        """The legs that were queued before this abort are with the engine: it may go."""
+        """The engine has the legs that were queued before this abort: it may go."""
         self._due_aborts.update(dict.fromkeys(leg_ids))
         self._aborts_due.set()
 

@@ -22,10 +22,7 @@ def parse_role(replica_id: str, name: str) -> Role:
 
 
 def check_role(facts: ReplicaFacts, role: Role) -> None:
-    """Refuse a role that a replica's engine cannot play.
-
-    Every engine can decode, and prefill for itself; only an engine that hands blocks over can
-    prefill for others.
+    """Refuse a role that a replica's engine cannot play: a prefill replica needs a side channel.
 
     Raises:
         RoleUnsupported: saying why, with a remedy.

@@ -1,8 +1,7 @@
 """Checks whether blocks could be pulled from other replicas: seldom, bounded, answered to all.
 
-Theory of operation: a check that is requested while a check of the same source is under way waits
-for its result. A check right after that gets the last result again. A few run at a time, the others
-wait in a bounded queue; a check that finds it full is refused, for it will be requested again.
+Theory of operation: a request during or right after a check of the same source gets that check's
+result. `WORKERS` run at a time, the others wait in a bounded queue; a full queue refuses.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from baton.runtime.process.log_events import log_event
 _LOG = logging.getLogger(__name__)
 
 WORKERS: Final = 16
-"""Checks that run at a time: as many unresponsive sources do not hold up the others."""
+"""Checks that run at a time; with fewer unresponsive sources no other check waits."""
 _MAX_QUEUED: Final = 1024
 _RESULT_TTL_S: Final = 0.5
 GRACE_S: Final = 1.0
-"""How much longer than its deadline an engine may take before it is not waited for any more."""
+"""Added to an engine's deadline before its check is given up."""
 
 
 class _Result(NamedTuple):
@@ -33,15 +32,15 @@ class _Result(NamedTuple):
 
 
 class OnCheckResult(Protocol):
-    """Hears how checks ended."""
+    """Gets the results of checks."""
 
     def __call__(self, source_id: str, address: str, *, elapsed_s: float, why: str) -> None:
-        """One check ended; `why` is empty when all was well."""
+        """One check ended; `why` is empty when it succeeded."""
         ...
 
 
 class SideChannelCheckQueue:
-    """One replica's checks of others; `run_worker` is to run as `WORKERS` tasks."""
+    """One replica's checks of others; run `run_worker` as `WORKERS` tasks."""
 
     def __init__(self, engine: Engine, on_result: OnCheckResult, *, deadline_s: float) -> None:
         self._engine = engine
@@ -53,7 +52,7 @@ class SideChannelCheckQueue:
         self._recent: dict[tuple[str, str], _Result] = {}
 
     def request(self, source_id: str, address: str) -> bool:
-        """Have a source checked, and `on_result` called; False when too many wait already."""
+        """Queue a check that ends in `on_result`; False when the queue is full."""
         key = (source_id, address)
         if key in self._in_flight:
             return True
@@ -69,7 +68,7 @@ class SideChannelCheckQueue:
         return True
 
     async def run_worker(self) -> None:
-        """Carry out what is asked for, one check after the other."""
+        """Carry out queued checks, one after the other."""
         while True:
             key = source_id, address = await self._queue.get()
             began_at_s = self._now_s()

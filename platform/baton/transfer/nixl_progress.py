@@ -1,14 +1,13 @@
-"""How eagerly a NIXL agent's progress thread looks for work.
+"""How eagerly a NIXL agent's progress thread polls.
 
 Theory of operation: NIXL's Python API sets `pthrDelay`, the pause of the agent's progress thread in
-microseconds, to 0. So the thread polls without pause and burns most of a core for as long as the
-agent lives, idle or not. Neither NIXL nor vLLM has an option for it. vLLM calls `install` in each
-engine process (entry point group `vllm.general_plugins`) before any agent exists. It puts itself
-between NIXL's Python API and its binding and sets the pause on the way. It also has UCX's log
-emptied from the first agent on, if configured.
+microseconds, to 0. So the thread uses most of a core for as long as the agent lives. Neither NIXL
+nor vLLM has an option for it. vLLM calls `install` in each engine process (entry point group
+`vllm.general_plugins`) before any agent exists. It wraps NIXL's binding to set the pause and, if
+configured, flushes UCX's log from the first agent on.
 
-On RDMA the network card moves data without the thread's help and the smallest delay is wanted:
-there the variable is not set and nothing is changed.
+On RDMA the network card moves data without the thread, and the smallest delay is best: there the
+variable is not set and nothing is changed.
 """
 
 from __future__ import annotations
@@ -20,22 +19,21 @@ import re
 
 from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.runtime.patch import replace_attributes
-from baton.transfer.nixl_binding import AgentConfig, Binding
-from baton.transfer.ucx_log import FLUSH_VARIABLE, use_local_log_folder
+from baton.transfer.ucx_log import FLUSH_VARIABLE, AgentConfig, Binding, use_local_log_folder
 
 PROGRESS_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
-"""The pause in microseconds; unset leaves NIXL as it is."""
+"""The pause in microseconds; unset leaves NIXL unchanged."""
 
 _POSITIVE = re.compile(r"(?=.*[1-9])\d+(\.\d+)?")
 _DELAY_ATTRIBUTE = "_baton_progress_delay_us"
 
 
 def install() -> None:
-    """Do to the agents made in this process what the environment says; usually nothing.
+    """Apply the environment's variables to agents made in this process; usually nothing.
 
     Raises:
         ValueError: a variable does not hold a positive number.
-        ImportError: NIXL is not installed, though the environment asks for something.
+        ImportError: NIXL is not installed, though a variable is set.
     """
     delay_us = os.environ.get(PROGRESS_DELAY_VARIABLE)
     flush_s = os.environ.get(FLUSH_VARIABLE)
@@ -77,6 +75,6 @@ def set_progress_delay(binding: Binding, delay_us: int) -> None:
 
 
 def current_delay_us(binding: Binding) -> int | None:
-    """The pause that agents created now would get; None when NIXL is as it came."""
+    """The pause that new agents get; None when NIXL is unchanged."""
     delay_us: int | None = getattr(binding.nixlAgent, _DELAY_ATTRIBUTE, None)
     return delay_us

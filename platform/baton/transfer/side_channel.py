@@ -1,14 +1,13 @@
 """Asks an engine's side channel for the data of a pull from it, as another engine would.
 
-Theory of operation: vLLM's first pull from an engine asks the handshake listener, a thread of that
-engine, for the metadata of its NIXL agent. It is a ZMQ request on a TCP port. That thread ends for
-good at the first packet that it cannot read, while the engine goes on and calls itself healthy.
-Prefills still succeed there, and every new decode engine fails to pull from it.
-`check_side_channel` sends an engine's request and reads the answer as far as a client can that is
-no engine. So such a replica is found before requests are lost.
+Theory of operation: vLLM's first pull from an engine asks its handshake listener, a thread, for the
+metadata of its NIXL agent, in a ZMQ request over TCP. That thread ends at the first packet that it
+cannot read. Then prefills still succeed there, the engine reports itself healthy, and every new
+decode engine fails to pull from it. `check_side_channel` sends an engine's request to find that out
+before requests are lost.
 
-A ZMQ socket says nothing about a peer that is not there, it just waits. So a plain connection is
-tried first, which tells "no process listens" from "does not answer".
+A ZMQ socket waits for a peer that is not there. So a plain connection is tried first, to tell "no
+process listens" from "does not answer".
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from baton.domain.names.addresses import Address, format_endpoint, is_ipv6, pars
 _REQUEST = b"\x93\xc4\x0cget_meta_msg\x00\x00"
 """MessagePack of (b"get_meta_msg", pipeline rank 0, tensor rank 0).
 
-A rank that the engine does not have would end its listener, and rank 0 always is there.
+A rank that the engine does not have would end its listener; rank 0 always exists.
 
 Source: vllm 0.32, kv_connector/v1/nixl/base_worker.py `_nixl_handshake`.
 """
@@ -53,16 +52,16 @@ class SideChannelFacts:
     """The answer of a side channel."""
 
     compatibility: str
-    """vLLM's digest of all that must be equal for blocks to be exchanged."""
+    """vLLM's digest of all that must be equal to exchange blocks."""
     metadata_bytes: int
     elapsed_s: float
 
 
 class SideChannelChecker:
-    """The checks that one engine makes of others, against its own compatibility hash.
+    """One engine's checks of others, against the compatibility hash of its own side channel.
 
-    Its own hash it asks its own side channel for. While that does not answer, nothing is compared:
-    an engine whose own listener is dead still pulls from others.
+    While its own side channel does not answer, hashes are not compared: such an engine can still
+    pull.
     """
 
     def __init__(self, own_id: str, own_address: str) -> None:
@@ -74,7 +73,7 @@ class SideChannelChecker:
         """Return when blocks could be pulled from `source_id`, at the latest after `deadline_s`.
 
         Raises:
-            TransferFailed: it did not answer in time, or with something that cannot be used.
+            TransferFailed: it did not answer in time, or with something unusable.
         """
         loop = asyncio.get_running_loop()
         started_s = loop.time()
@@ -102,10 +101,10 @@ async def check_side_channel(
 ) -> SideChannelFacts:
     """Ask replica `source_id`, whose side channel is at `address` (`host:port`).
 
-    Returns at the latest after `deadline_s`; `expected_compatibility` None accepts any hash.
+    `expected_compatibility` None accepts any hash.
 
     Raises:
-        TransferFailed: no process listens, no answer comes in time, or the answer cannot be used.
+        TransferFailed: no process listens, no answer comes within `deadline_s`, or it is unusable.
     """
     loop = asyncio.get_running_loop()
     started_s = loop.time()
@@ -147,11 +146,6 @@ def _parse_source_address(source_id: str, address: str) -> Address:
 
 
 async def _try_connect(address: Address) -> None:
-    """Open a connection and close it.
-
-    Raises:
-        OSError: it was not accepted.
-    """
     _, writer = await asyncio.open_connection(address.host, address.port)
     writer.transport.abort()
 

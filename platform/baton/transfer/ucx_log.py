@@ -1,9 +1,8 @@
-"""Gets what UCX has written about itself out of an engine process and into its log file.
+"""Flushes UCX's log from an engine process into its file.
 
-Theory of operation: UCX writes its log through a buffer of 4 kB, and its report of transports is
-shorter: it would stay inside the process until that ends. UCX exports a function that empties the
-buffer, and a thread of the engine process calls it once in a while. It starts with the first agent,
-for only then is UCX there, and only in the processes that use it.
+Theory of operation: UCX buffers 4 kB of its log, and its report of transports is shorter: it would
+be written when the process ends. UCX exports a flush function, which a thread calls regularly from
+the first agent on, when UCX is loaded.
 """
 
 from __future__ import annotations
@@ -18,23 +17,34 @@ import threading
 import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import Protocol
 
 from baton.runtime.patch import replace_attributes
 from baton.runtime.process.scratch import scratch_folder
 from baton.runtime.rank_transports import LOG_VARIABLE, log_name
-from baton.transfer.nixl_binding import AgentConfig, Binding
 
 FLUSH_VARIABLE = "BATON_UCX_FLUSH_S"
-"""Seconds between two looks at UCX's log buffer; unset leaves it alone."""
-
+"""Interval of flushes in seconds; unset: none."""
 _LIBRARY = re.compile(r"(/\S*/libucs[-.]\S*)$", re.MULTILINE)
 
 
-def use_local_log_folder(environment: MutableMapping[str, str]) -> None:
-    """Where the folder of UCX's log is another node's, make one on this node and log there.
+class AgentConfig(Protocol):
+    """NIXL's `nixlAgentConfig`, as far as it matters here."""
 
-    To be called before UCX is loaded, which opens its log then. The folder goes with this process;
-    after a kill it goes with the run directory, if there is one.
+    pthrDelay: int  # noqa: N815 - NIXL's name
+
+
+class Binding(Protocol):
+    """NIXL's extension module `nixl._bindings`, as far as it matters here."""
+
+    nixlAgent: Callable[[str, AgentConfig], object]  # noqa: N815 - NIXL's name
+
+
+def use_local_log_folder(environment: MutableMapping[str, str]) -> None:
+    """If the folder of UCX's log is on another node, make one on this node and log there.
+
+    Call it before UCX is loaded, which opens its log then. The folder goes with this process; after
+    a kill it goes with the run directory, if there is one.
     """
     log = Path(environment.get(LOG_VARIABLE, ""))
     if log.name != log_name() or log.parent.is_dir():

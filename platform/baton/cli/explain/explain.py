@@ -8,7 +8,12 @@ from typing import Annotated, Any, cast
 import typer
 
 from baton.cli.backend import Report
-from baton.cli.explain.waterfall_text import leg_lines, screen_width, waterfall_lines
+from baton.cli.explain.waterfall_text import (
+    leg_lines,
+    screen_width,
+    verdict_text,
+    waterfall_lines,
+)
 from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
 from baton.cli.output import (
     OutputFormat,
@@ -37,11 +42,11 @@ def route(
     """Show how a request was placed, and the options it was chosen from."""
     with report_errors():
         report = backend_of(context).commands().explain_route(request_id, address=address)
-    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
-        print_report(report, OutputFormat.JSON)
-        return
-    for line in report_lines(report, screen_width()):
-        typer.echo(line)
+    print_report(
+        report,
+        resolve_format(output, as_json=as_json),
+        lambda report: report_lines(report, screen_width()),
+    )
 
 
 def report_lines(report: Report, width: int = 80) -> Iterator[str]:
@@ -59,7 +64,6 @@ def report_lines(report: Report, width: int = 80) -> Iterator[str]:
 
 
 def _placement_lines(decisions: list[JsonDict], resume_reasons: list[str]) -> Iterator[str]:
-    """Each placement, and before each but the first why the request was resumed."""
     for index, decision in enumerate(decisions):
         cause = f", because {resume_reasons[index - 1]}" if 0 < index <= len(resume_reasons) else ""
         yield ""
@@ -80,23 +84,6 @@ def _request_lines(request: JsonDict) -> Iterator[str]:
     yield f"  class {request['slo_class']} of tenant {request['tenant']}: {verdict_text(request)}"
     yield f"  device time: {duration_text(request['gpu_s'])}"
     yield f"  resumes: {request['resumes']}"
-
-
-def verdict_text(request: JsonDict) -> str:
-    """In words: `good`, or which objective was broken, and by how much."""
-    if request["verdict"] != "missed":
-        return str(request["verdict"])
-    misses = [] if "served" not in request["missed"].split(",") else ["not served"]
-    misses += [_miss_text(row) for row in request["objectives"] if not row["met"]]
-    return f"missed: {'; '.join(misses)}"
-
-
-def _miss_text(row: JsonDict) -> str:
-    name, bound = row["objective"].upper(), duration_text(row["promised_s"])
-    actual = "never came" if row["got_s"] is None else duration_text(row["got_s"])
-    if "slow_gaps" in row:
-        return f"{row['slow_gaps']} gaps above {bound}, {row['allowed_gaps']} allowed"
-    return f"{name} {actual}, promised {bound}"
 
 
 def _decision_lines(decision: JsonDict) -> Iterator[str]:
@@ -127,8 +114,7 @@ def _decision_lines(decision: JsonDict) -> Iterator[str]:
 def _option_row(option: JsonDict, *, has_loads: bool) -> dict[str, object]:
     """Its columns add up: queue + load + prefill + transfer + decode = TTFT.
 
-    There is a column for the load of an adapter where any option has one. Where the first token
-    comes with the end of the prefill, what comes after it is in brackets.
+    "load" is an adapter's load, shown where any option has one. Brackets: after the first token.
     """
     template = "({})" if option.get("early") else "{}"
     return {
@@ -161,7 +147,6 @@ def _hit_text(option: JsonDict) -> str:
 
 
 def _route_change(route: JsonDict, final_route: JsonDict) -> str | None:
-    """The change of a route between the decision and the handoff; None without a change."""
     if _route_text(route) == _route_text(final_route):
         return None
     if (route["mode"], route["prefill_replica"]) == (

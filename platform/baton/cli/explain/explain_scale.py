@@ -39,11 +39,7 @@ def scale(
     """
     with report_errors():
         report = backend_of(context).commands().explain_scale(ticks, address=address)
-    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
-        print_report(report, OutputFormat.JSON)
-        return
-    for line in report_lines(report):
-        typer.echo(line)
+    print_report(report, resolve_format(output, as_json=as_json), report_lines)
 
 
 def report_lines(report: Report) -> Iterator[str]:
@@ -58,7 +54,7 @@ def report_lines(report: Report) -> Iterator[str]:
 
 
 def _runs(ticks: Iterable[JsonDict]) -> Iterator[list[JsonDict]]:
-    """Ticks that follow each other and say the same but for their numbers."""
+    """Consecutive ticks that differ only in their numbers."""
     run: list[JsonDict] = []
     for tick in ticks:
         if run and _group_key(run[0]) != _group_key(tick):
@@ -77,7 +73,7 @@ def _group_key(tick: JsonDict) -> object:
 
 
 def _run_lines(run: list[JsonDict]) -> Iterator[str]:
-    """The newest tick of a run speaks for all of it."""
+    """Lines of a run, with the numbers of its newest tick."""
     first, last = run[0], run[-1]
     when = f"{duration_text(last['age_s'])} ago"
     if len(run) > 1:

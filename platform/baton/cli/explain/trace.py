@@ -8,8 +8,12 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from baton.cli.explain.explain import verdict_text
-from baton.cli.explain.waterfall_text import leg_lines, screen_width, waterfall_lines
+from baton.cli.explain.waterfall_text import (
+    leg_lines,
+    screen_width,
+    verdict_text,
+    waterfall_lines,
+)
 from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
 from baton.cli.output import (
     OutputFormat,
@@ -23,10 +27,7 @@ JsonDict = dict[str, Any]
 
 
 class RequestOrder(StrEnum):
-    """Which requests are listed.
-
-    The words of `domain.commands.RecordSelection`, here for fast help.
-    """
+    """Values of `domain.commands.RecordSelection`, repeated for fast help."""
 
     LATEST = "latest"
     SLOWEST = "slowest"
@@ -64,13 +65,12 @@ def trace(  # noqa: PLR0913 - each is an option
             report = commands.requests(count, order=str(order), address=address)
         else:
             report = commands.explain_route(request_id, address=address)
-    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
-        print_report(report, OutputFormat.JSON)
-        return
-    requests = cast("list[JsonDict]", report["requests"])
-    lines = table_of_requests(requests) if request_id is None else trace_lines(requests)
-    for line in lines:
-        typer.echo(line)
+    lines_of = table_of_requests if request_id is None else trace_lines
+    print_report(
+        report,
+        resolve_format(output, as_json=as_json),
+        lambda report: lines_of(cast("list[JsonDict]", report["requests"])),
+    )
 
 
 def table_of_requests(requests: list[JsonDict]) -> Iterator[str]:

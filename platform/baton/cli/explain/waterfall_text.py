@@ -1,4 +1,4 @@
-"""The time of one request as bars of text, and its legs as engines tell of them."""
+"""One request as text: its SLO result, its time as bars, and its legs as engines report them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,25 @@ _DEFAULT_WIDTH = 80
 _MAX_WIDTH = 160
 _MIN_BAR_WIDTH = 20
 _FIGURES_WIDTH = 24
-"""The actual and the predicted time, beside the bars."""
+"""Of the actual and the predicted time, beside the bars."""
 _PART_STYLES = {"ingress_wait": TextStyle.DIM, "queue": TextStyle.WARNING, "lost": TextStyle.BAD}
+
+
+def verdict_text(request: JsonDict) -> str:
+    """In words: `good`, or which objective was broken, and by how much."""
+    if request["verdict"] != "missed":
+        return str(request["verdict"])
+    misses = [] if "served" not in request["missed"].split(",") else ["not served"]
+    misses += [_miss_text(row) for row in request["objectives"] if not row["met"]]
+    return f"missed: {'; '.join(misses)}"
+
+
+def _miss_text(row: JsonDict) -> str:
+    name, bound = row["objective"].upper(), duration_text(row["promised_s"])
+    actual = "never came" if row["got_s"] is None else duration_text(row["got_s"])
+    if "slow_gaps" in row:
+        return f"{row['slow_gaps']} gaps above {bound}, {row['allowed_gaps']} allowed"
+    return f"{name} {actual}, promised {bound}"
 
 
 def screen_width() -> int:
@@ -66,7 +83,7 @@ def _tokens_text(request: JsonDict) -> str:
 
 
 def _column_widths(bars: list[JsonDict], width: int) -> tuple[int, int, int]:
-    """How wide a part's name, a place's, and the bars are."""
+    """Widths of the columns: part, location, bar."""
     part = max((len(str(bar["part"])) for bar in bars), default=0)
     location = max((len(_location(bar)) for bar in bars), default=0)
     return part, location, max(_MIN_BAR_WIDTH, width - part - location - _FIGURES_WIDTH - 6)
@@ -100,14 +117,14 @@ def _bar_lines(
 
 
 def leg_lines(request: JsonDict) -> Iterator[str]:
-    """A table of its legs; nothing where nothing is told of them."""
+    """A table of its legs; nothing if none is known."""
     if legs := cast("list[JsonDict]", request.get("legs") or []):
         yield "  legs, as engines tell of them"
         yield from table_lines([_leg_row(leg) for leg in legs], "  ")
 
 
 def _leg_row(leg: JsonDict) -> dict[str, object]:
-    """The row of a leg; `queued` and `computed` are by the engine's own clock."""
+    """`queued` and `computed` are by the engine's own clock."""
     computed, cached = leg.get("prompt_tokens"), leg.get("cached_tokens")
     row = {
         "kind": leg.get("kind"),

@@ -75,11 +75,11 @@ def doctor(  # noqa: PLR0913 - each is an option
         elif sets:
             raise typer.BadParameter("there is nothing to set without -c", param_hint="--set")
         report = backend.commands().doctor(loaded_config, address=address, progress=ProgressLines())
-    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
-        print_report(report, OutputFormat.JSON)
-    else:
-        for line in report_lines(report, verbose=verbose):
-            typer.echo(line)
+    print_report(
+        report,
+        resolve_format(output, as_json=as_json),
+        lambda report: report_lines(report, verbose=verbose),
+    )
     if not report["ok"]:
         typer.echo(f"next: {_next_step(report)}", err=True)
         raise typer.Exit(ExitCode.FAILURE)
@@ -111,7 +111,7 @@ def report_lines(report: Report, *, verbose: bool = False) -> Iterator[str]:
 
 
 def _merge_skipped(checks: list[JsonDict]) -> Iterator[tuple[JsonDict, JsonDict]]:
-    """Each check with itself; those in a row that were skipped for one reason as first and last."""
+    """Pairs of first and last check; checks in a row skipped for one reason are one pair."""
     for (status, _, _), group in groupby(checks, key=itemgetter("status", "area", "detail")):
         row = list(group)
         if status == "SKIP" and len(row) > 1:
@@ -134,7 +134,7 @@ def _labelled_lines(label: str, text: str) -> Iterator[str]:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Lines that are no longer, but for words that are: a path or a command is left whole."""
+    """Wrapped lines; a longer word, as a path or a command, is left whole."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 

@@ -29,9 +29,9 @@ class Answer(Generic[T]):
 
 
 class Poller(Generic[T]):
-    """Asks in a thread of its own, so that a screen goes on without an answer.
+    """Asks in a thread, so that a screen goes on without an answer.
 
-    Any error but a missing answer ends it, and is raised again by `latest`.
+    Any error but a missing answer ends it; `latest` raises it again.
     """
 
     def __init__(self, fetch: Callable[[], T], interval_s: float) -> None:
@@ -122,10 +122,10 @@ def watch_screen(
 
 
 def repeat(fetch: Callable[[], T], show: Callable[[T], None], interval_s: float) -> None:
-    """Show answers again and again, until Ctrl-C; a missing answer is said once.
+    """Show answers again and again, until Ctrl-C; a missing answer is reported once.
 
     Raises:
-        BatonError: there was no first answer, or there will be none any more.
+        BatonError: there was no first answer, or there will be no more.
     """
     has_answered, printed_reason = False, ""
     try:

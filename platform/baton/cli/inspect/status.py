@@ -66,7 +66,7 @@ def _print(report: Report, output: OutputFormat) -> None:
 
 
 def _render(screen: Console, report: Report, alarm: str) -> RenderableType:
-    """As many lines as there is room for; an alarm is the last of them."""
+    """Cut to the screen; an alarm is the last line."""
     from rich.text import Text
 
     lines = [line[: screen.width] for line in text_lines(text_report(report))]
@@ -82,10 +82,9 @@ def _render(screen: Console, report: Report, alarm: str) -> RenderableType:
 
 
 def text_report(report: Report) -> Report:
-    """The report as a person wants it: one table of replicas, one line for each ingress.
+    """The report for a person: one table of replicas, one line for each ingress.
 
-    Every ingress sees the whole fleet. The view of the first ingress that has reached a replica is
-    shown, beside Ray's.
+    Every ingress sees the whole fleet: the first that has reached a replica gives its row.
     """
     ingresses = cast("list[JsonDict]", report.get("ingresses", []))
     members = cast("list[JsonDict]", report.get("members", []))
@@ -122,7 +121,6 @@ def text_report(report: Report) -> Report:
 
 
 def _rollout_text(rollout: JsonDict) -> str:
-    """The rollout, its progress, and its start; an abandoned rollout stays under way."""
     generation = rollout.get("generation")
     title = rollout["what"] if generation is None else f"{rollout['what']}, generation {generation}"
     why = f": {rollout['why']}" if rollout["why"] else ""
@@ -130,7 +128,7 @@ def _rollout_text(rollout: JsonDict) -> str:
 
 
 def _policy_failure(ingress: JsonDict) -> str:
-    """How often a policy of the user's own failed there; empty when it never did."""
+    """Failures of a custom policy; empty without any."""
     policy = ingress.get("policy", {})
     if not policy.get("failures"):
         return ""
@@ -138,7 +136,7 @@ def _policy_failure(ingress: JsonDict) -> str:
 
 
 def _service_rows(report: Report) -> Report:
-    """Results of requests, queues, and scaling of pools, as far as the controller reports them."""
+    """Results of requests, queues, and scaling of pools."""
     rows: dict[str, object] = {}
     if scaling := cast("JsonDict", report.get("autoscaler")):
         rows["autoscaler"] = _scaling_text(scaling)
@@ -157,7 +155,6 @@ def _service_rows(report: Report) -> Report:
 
 
 def _scaling_text(scaling: JsonDict) -> str:
-    """The policy, and its last action or the reason against one."""
     text = str(scaling["policy"])
     if pause_reason := scaling["paused_reason"]:
         return f"{text}; paused, because {pause_reason}"
@@ -218,7 +215,7 @@ def _failed_agents(ingress: JsonDict) -> Mapping[str, str]:
 
 
 def _views(ingresses: list[JsonDict]) -> dict[str, list[JsonDict]]:
-    """Each replica as the ingresses see it that have reached it."""
+    """The views of each replica, from the ingresses that have reached it."""
     views: dict[str, list[JsonDict]] = {}
     for ingress in ingresses:
         for row in ingress["replicas"]:
@@ -274,7 +271,7 @@ def _index_text(caches: list[JsonDict]) -> str:
 
 
 def _lease_cells(views: list[JsonDict]) -> dict[str, object]:
-    """Each ingress knows of its own only."""
+    """A sum: each ingress knows only its own."""
     counts = [view["leases"] for view in views if "leases" in view]
     return {"leases": sum(counts)} if counts else {}
 
@@ -291,7 +288,6 @@ def _timing_row(row: JsonDict) -> dict[str, object]:
 
 
 def _bias_text(bias: float) -> str:
-    """Which way predictions err on average."""
     return f"{abs(bias):.0%} too {'long' if bias > 0 else 'short'}"
 
 

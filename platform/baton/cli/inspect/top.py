@@ -138,7 +138,6 @@ def top_report(
 
 
 def _service(status: _JsonDict) -> dict[str, object]:
-    """All classes together: their goodput, and the demand."""
     demand = status.get("demand") or {}
     return service_view(status) | {
         "offered_per_s": demand.get("requests_per_s"),
@@ -157,7 +156,6 @@ def _pools(status: _JsonDict, ingresses: list[_JsonDict]) -> list[_JsonDict]:
 
 
 def _load(pool: str, views: Iterable[Mapping[str, Any]]) -> _JsonDict:
-    """The load of a pool's replicas; none is among the views twice."""
     pool_views = [view for view in views if view["pool"] == pool]
     kv_used_fractions = [view["kv_used_fraction"] for view in pool_views]
     return {
@@ -170,7 +168,6 @@ def _load(pool: str, views: Iterable[Mapping[str, Any]]) -> _JsonDict:
 
 
 def _links(rows: list[_JsonDict]) -> dict[str, object]:
-    """How many pairs in which state, what moved in all, and the pairs worth a look."""
     return {
         "pairs": len(rows),
         "states": dict(Counter(str(row["state"]) for row in rows)),
@@ -182,13 +179,12 @@ def _links(rows: list[_JsonDict]) -> dict[str, object]:
 
 
 def _link_severity(row: _JsonDict) -> tuple[bool, bool, int, float]:
-    """Broken links first, then those that failed, then slow links."""
+    """Broken links first, then those with failures, then slow links."""
     p99_s = row["p99_s"] if row["p99_s"] is not None else 0.0
     return (row["state"] != "quarantined", row["state"] == "ok", -row["failures"], -p99_s)
 
 
 def _warnings(status: _JsonDict, ingresses: list[_JsonDict]) -> Iterable[str]:
-    """Warnings for an operator, in a line each."""
     scaling = status.get("autoscaler") or {}
     if pause_reason := scaling.get("paused_reason"):
         yield f"the autoscaler holds still: {pause_reason}"

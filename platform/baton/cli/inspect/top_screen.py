@@ -31,7 +31,7 @@ _STATE_STYLES = {"ok": "green", "unknown": "yellow", "quarantined": "red"}
 
 @dataclass(slots=True)
 class History:
-    """The memory of a screen from refresh to refresh."""
+    """Values that a screen keeps from refresh to refresh."""
 
     goodput_per_s: list[float] = field(default_factory=list)
     moved_bytes: int | None = None
@@ -40,7 +40,7 @@ class History:
     """Moved between the last two refreshes; None before there were two."""
 
     def add(self, report: JsonDict, now_s: float) -> None:
-        """Remember a report that came at `now_s`."""
+        """Add a report that came at `now_s`."""
         self.goodput_per_s = [*self.goodput_per_s, report["service"]["goodput_per_s"]][
             -_MAX_SAMPLES:
         ]
@@ -61,7 +61,7 @@ class Frame:
     blocks: bool
     footer: str = ""
     alarm: str = ""
-    """Said instead of the foot, when the numbers are old."""
+    """Shown instead of `footer`, when the numbers are old."""
 
 
 def render(report: JsonDict, history: History, frame: Frame) -> RenderableType:
@@ -100,7 +100,7 @@ def render(report: JsonDict, history: History, frame: Frame) -> RenderableType:
 
 
 def _allot_rows(frame: Frame, row_counts: Sequence[int], warning_count: int) -> tuple[int, ...]:
-    """How many rows each part gets: all, or of too few at least one, the first parts most."""
+    """Rows of each part: all, or of too few at least one, the first parts most."""
     if frame.height is None:
         return tuple(row_counts)
     titles = sum(1 for rows in row_counts if rows)
@@ -118,7 +118,7 @@ def _allot_rows(frame: Frame, row_counts: Sequence[int], warning_count: int) -> 
 def _table_section(
     table: Table, rows: Sequence[Sequence[Cell]], max_rows: int, width: int, *, has_gap: bool = True
 ) -> list[RenderableType]:
-    """A table with as many rows as there is room for, and how many more there are."""
+    """A table of at most `max_rows` rows, with the number of hidden rows in its head."""
     if not rows:
         return []
     cells = [[_cell(cell) for cell in row] for row in rows[:max_rows]]
@@ -132,12 +132,12 @@ def _table_section(
 
 
 def _cell(cell: Cell) -> Text:
-    """A table would read markup in a `str`: clients name their requests, and one may be `[/a]`."""
+    """`Text`, since a table would read markup in a `str`: a client's request id may be `[/a]`."""
     return cell if isinstance(cell, Text) else Text(one_line(cell))
 
 
 def _fit(table: Table, cells: Sequence[Sequence[Text]], width: int) -> None:
-    """Where a screen is narrow, cut the last column, then names in the first, and no number."""
+    """Fit a narrow screen: cut the last column, then names in the first, and no number."""
     headers = [cell_len(str(column.header)) for column in table.columns]
     widths = [
         max([header, *(row[column_index].cell_len for row in cells)])
@@ -151,7 +151,7 @@ def _fit(table: Table, cells: Sequence[Sequence[Text]], width: int) -> None:
 
 
 def _table(*columns: tuple[str, bool]) -> Table:
-    """Columns by name and whether they are numbers; the last one is cut where it is too long."""
+    """A table of columns by name and whether they are numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold dim")
     for name, is_number in columns:
         table.add_column(
@@ -269,7 +269,7 @@ def _gauge(fraction: float | None, frame: Frame) -> Text:
 
 
 def _notable_links(links: JsonDict) -> list[JsonDict]:
-    """Pairs beside the summary: those that do not work, or have moved something."""
+    """Links that do not work, or have moved something."""
     worst = cast("list[JsonDict]", links["worst"])
     return [row for row in worst if row["state"] != "ok" or row["pulls"]]
 

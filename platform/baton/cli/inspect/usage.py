@@ -46,7 +46,6 @@ def text_report(report: Report) -> Report:
 
 
 def _cell(name: str, value: object) -> object:
-    """Money as money, seconds of devices with one decimal; the rest as it is."""
     if name == "cost":
         return money_text(cast("float | None", value))
     return f"{value:.1f}" if name == "device_s" else value

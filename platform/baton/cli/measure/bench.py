@@ -100,7 +100,7 @@ _REPORT = typer.Option(
 _VOCABULARY = typer.Option(help="Prompts are made up of token ids below this.", min=1)
 
 _INTERRUPTED = 130
-"""The exit status of who was stopped by Ctrl-C."""
+"""The exit status after Ctrl-C."""
 
 
 def bench(  # noqa: PLR0913 - each is an option
@@ -252,7 +252,7 @@ def _fail(problem: str, remedy: str) -> None:
 
 # ------------------------------------------------------------------ what goes together
 def _check_options(args: BenchArgs, *, rates_given: bool) -> None:
-    """Refuse what makes no sense together.
+    """Refuse options that exclude each other.
 
     Raises:
         BadParameter: which option, and why.

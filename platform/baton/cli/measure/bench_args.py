@@ -57,7 +57,7 @@ class LoadArgs:
     pace: ArrivalProcess
     burstiness: float
     length: MeasuredLength
-    """Nothing in it for as long as a trace is."""
+    """Without a limit for as long as a trace is."""
     warm_up: WarmUp
     turns: int
     think_s: float
@@ -65,7 +65,7 @@ class LoadArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchArgs:
-    """All that is asked for."""
+    """All arguments."""
 
     endpoint: Endpoint
     prompts: PromptArgs

@@ -59,7 +59,7 @@ _DEFAULT_LENGTH = MeasuredLength(duration_s=30.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BenchInputs:
-    """The inputs that are looked up first."""
+    """Inputs that are gathered before the runs."""
 
     model: ServedModel
     words: WordCosts | None
@@ -68,10 +68,10 @@ class _BenchInputs:
 
 
 def run_from_args(args: BenchArgs) -> tuple[BenchmarkResult, BenchmarkContext]:
-    """Carry it out.
+    """Run the benchmark.
 
     Raises:
-        OperatorError: it cannot be done as it was asked for, or nothing answers.
+        OperatorError: it cannot run with these arguments, or nothing answers.
     """
     progress = ProgressLines()
     inputs = run_async(_gather_inputs(args))
@@ -128,7 +128,7 @@ def write_files(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse, before the work is done, a folder that could not be written.
+    """Check, before the runs, that `write_files` can write into the folder.
 
     Raises:
         ReportUnwritable: it cannot.
@@ -176,7 +176,7 @@ def _arrivals(args: BenchArgs, length: MeasuredLength) -> Arrivals:
 
 
 def _source_factory(args: BenchArgs, inputs: _BenchInputs) -> Callable[[str, str], RequestSource]:
-    """Makers of a source, given a seed of lengths and one of texts."""
+    """Makers of a source from two seeds: of lengths and of texts."""
     prompts = args.prompts
     class_names = {*args.slo.objectives, *(name for name, _ in prompts.classes)}
 
@@ -215,7 +215,7 @@ _CLOSED_LOOP_REQUESTS = 10_000
 
 
 def _make_trace(args: BenchArgs, length: MeasuredLength, rate: float | None, repeat: int) -> Trace:
-    """The trace or workload, as much of it as is sent."""
+    """The trace or workload, cut to the requests that are sent."""
     prompts, warm_up, seed = args.prompts, args.load.warm_up, args.seed + repeat
     max_requests = None if length.requests is None else warm_up.requests + length.requests
     until_s = None
@@ -305,7 +305,7 @@ def _warm_up_text(warm_up: WarmUp) -> str:
 
 
 async def _gather_inputs(args: BenchArgs) -> _BenchInputs:
-    """Ask the endpoint what it serves and, where prompts are words, what they cost.
+    """Ask the endpoint for its model and, where prompts are words, for a token counter.
 
     Raises:
         OperatorError: nothing answers, or a file cannot be read.
@@ -344,7 +344,7 @@ def _token_counter(args: BenchArgs, client: CompletionClient, model: ServedModel
 
 
 def _local_counter(path: Path) -> Callable[[str], int]:
-    """Counts by a `tokenizer.json`, or one in a folder."""
+    """Counts by a `tokenizer.json`, given its path or its folder."""
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         from tokenizers import Tokenizer
@@ -364,7 +364,7 @@ def _local_counter(path: Path) -> Callable[[str], int]:
 async def _read_rows(
     prompts: PromptArgs, count: TokenCounter
 ) -> tuple[tuple[DatasetRow, ...], int]:
-    """The prompts of a file, each with the length of its answer."""
+    """The prompts of a file, each with the length of its answer; and the number of bad lines."""
     if prompts.dataset is None:
         return (), 0
     try:

@@ -59,8 +59,6 @@ _REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReplayArgs:
-    """All that is asked for."""
-
     trace: Path | None
     workload: str | None
     url: str
@@ -299,7 +297,6 @@ def _objectives(args: _ReplayArgs) -> Objectives:
 
 
 def _notes(args: _ReplayArgs, trace: Trace, replayed: ReplayResult) -> tuple[str, ...]:
-    """Notes that a reader needs to judge the figures."""
     has_sessions = any(request.session_id is not None for request in trace.requests)
     counts = (
         (

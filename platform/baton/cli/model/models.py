@@ -20,10 +20,10 @@ _REMEDY = "give the config.json that came with the weights"
 
 
 def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
-    """The shape of a model, and how its weights are stored if its config or its name tells.
+    """The shape of a model, and how its weights are stored if its config or its name says so.
 
     Raises:
-        UnknownModel: neither a config nor a known name, or a config that says too little.
+        UnknownModel: neither a config nor a known name, or an incomplete config.
     """
     from baton.perf.model.known_models import dtype_hint, find_shape
     from baton.perf.model.shape import from_config, weights_dtype
@@ -52,10 +52,10 @@ def _read_config(path: Path) -> Mapping[str, object]:
 
 
 def parse_dtype(text: str, option: str) -> Dtype | None:
-    """As it was given, also in the words of vLLM and torch; None for `auto`.
+    """A data type by its name here, in vLLM or in torch; None for `auto`.
 
     Raises:
-        BadParameter: there is none of that name.
+        BadParameter: it is unknown.
     """
     from baton.perf.hardware.accelerators import Dtype
 

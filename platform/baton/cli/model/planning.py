@@ -38,9 +38,9 @@ from baton.simulator.workloads.trace import Trace
 
 _WORKLOAD_RATE_PER_S = 10.0
 _WORKLOAD_S = 600.0
-"""Of a named workload, what is drawn from: long enough for conversations of several turns."""
+"""Length of a named workload that is drawn from: enough for conversations of several turns."""
 _STAGES = {plan.STAGE: (0.0, 0.25), explore.STAGE: (0.25, 0.55), sensitivity.STAGE: (0.8, 0.2)}
-"""Where each stage begins, and how much of the whole it is."""
+"""Start and share of each stage in the whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,7 @@ def slo_classes(
     """The class of all requests, and those with a name.
 
     Raises:
-        BadParameter: a text is none of a class, two have the same name, or there are no objectives
-            at all.
+        BadParameter: a text is no class, two have the same name, or there are no objectives at all.
     """
     default = SloClass(objectives=Objectives(ttft_s=ttft_s, tpot_s=tpot_s), attainment=attainment)
     classes = (default, *(_parse_class(text, default) for text in class_texts))
@@ -122,7 +121,7 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
     """The planner's answer.
 
     Raises:
-        BadParameter: a type of numbers or a price is none.
+        BadParameter: a data type or a price is invalid.
         BatonError: the model, an accelerator or the trace cannot be used, or nothing fits.
     """
     shape, stored_dtype = read_model(args.model)
@@ -191,7 +190,7 @@ def _offers(args: PlanArgs) -> tuple[AcceleratorOffer, ...]:
 
 @contextmanager
 def _process_pool(count: int) -> Iterator[ParallelMap]:
-    """Processes that simulate at a time; with one, this process itself does."""
+    """Processes that simulate; with one, this process itself."""
     if count == 1:
         yield map
         return

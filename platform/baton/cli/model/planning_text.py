@@ -78,7 +78,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 
 def _ranking_reason(plan: Plan) -> str:
-    """Why the first does not carry most, where it does not."""
+    """Why the first fleet does not carry most, where it does not."""
     best = plan.best
     if best is None or best.rate_per_s >= max(
         candidate.rate_per_s for candidate in plan.candidates
@@ -131,7 +131,7 @@ def _spread_text(spread: LatencyQuantiles) -> str:
 
 
 def candidate_rows(plan: Plan) -> list[dict[str, str]]:
-    """The fleets that were simulated, as a table."""
+    """The simulated fleets, as a table."""
     return [_candidate_row(candidate, plan) for candidate in plan.candidates]
 
 

@@ -28,13 +28,13 @@ from baton.simulator.workloads import scaling
 from baton.simulator.workloads.trace import Trace
 
 _SHORT_PATHS = ("policy", "index", "disaggregate", "seed")
-"""Keys of the router, which may be compared without saying `router.`."""
+"""Keys of the router that may be compared without `router.`."""
 _AUTOSCALER = "autoscaler"
-"""To be compared as `autoscaler=static`: the policy alone."""
+"""In `autoscaler=static`: the policy alone."""
 
 
 COLOCATED = "colocated"
-"""To be compared: nothing is split, and every replica does both, also those meant to prefill."""
+"""In a comparison: nothing is split, and every replica does both, also prefill replicas."""
 
 
 class CannotSimulate(OperatorError):
@@ -79,8 +79,6 @@ class SimulateArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """One configuration among those that are compared."""
-
     change: str
     """Its difference from the first; empty for the first."""
     config: DeploymentConfig
@@ -89,14 +87,12 @@ class _Variant:
 
     @property
     def name(self) -> str:
-        """Its name in a report."""
         if self.change or self.config.autoscaler is None:
             return self.change or str(self.config.router.policy)
         return f"{_AUTOSCALER}={self.config.autoscaler.policy}"
 
     @property
     def placement(self) -> str:
-        """How it places, in words."""
         router = self.config.router
         roles = ", ".join(f"{name} {pool.role}" for name, pool in self.config.pools.items())
         return (
@@ -106,7 +102,6 @@ class _Variant:
 
     @property
     def scaling(self) -> str:
-        """Its scaling policy, in words; empty without one."""
         scaler = self.config.autoscaler
         if scaler is None:
             return ""
@@ -114,15 +109,15 @@ class _Variant:
 
 
 Progress = Callable[[float], None]
-"""Hears the fraction of all the work that is done."""
+"""Gets the fraction of all work that is done."""
 
 
 def run_study(args: SimulateArgs, *, command: str, on_progress: Progress = lambda _: None) -> Study:
-    """Run everything that was asked for.
+    """Run every configuration at every rate.
 
     Raises:
         ConfigInvalid: the configuration cannot be used, or its engines cannot be modelled.
-        CannotSimulate: something else that was asked for makes no sense.
+        CannotSimulate: the arguments contradict each other.
         TraceUnusable: the requests cannot be read or made.
     """
     args = _with_autoscalers(args)
@@ -175,11 +170,9 @@ class _TotalProgress:
         self._on_progress = on_progress
 
     def on_run_progress(self, fraction: float) -> None:
-        """This fraction of the present run is done."""
         self._on_progress((self._ended_runs + fraction) / self._runs)
 
     def on_run_ended(self) -> None:
-        """A run is over."""
         self._ended_runs += 1
         self.on_run_progress(0.0)
 
@@ -222,8 +215,8 @@ def _make_variant(args: SimulateArgs, change: str) -> _Variant:
 def _load_config(args: SimulateArgs, changes: Sequence[str]) -> LoadedConfig:
     """The configuration with changes.
 
-    Plain policies do not decide whether to disaggregate. Where the configuration leaves that open,
-    and the change says nothing of it, they split every request that they can.
+    Plain policies split every request that they can, unless the configuration or the change sets
+    `router.disaggregate`.
     """
     sets = [*args.sets, *changes]
     try:
@@ -254,7 +247,7 @@ def _override_paths(args: SimulateArgs, change: str) -> list[str]:
 
 
 def _error_for_variant(error: ConfigInvalid, change: str) -> ConfigInvalid:
-    """The same error, saying which of the configurations is meant."""
+    """The same error, with the name of the configuration."""
     if not change:
         return error
     return type(error)(tuple(f"with {change}: {line}" for line in error.problems))
@@ -262,7 +255,6 @@ def _error_for_variant(error: ConfigInvalid, change: str) -> ConfigInvalid:
 
 # ------------------------------------------------------------------ which requests
 def _traces(requests: RequestArgs) -> list[Trace]:
-    """The requests, once for each rate."""
     if requests.file is None:
         rates: Sequence[float | None] = requests.scales or (requests.rate_per_s,)
         return [_limit_trace(_trace_from_workload(requests, rate), requests) for rate in rates]
@@ -348,7 +340,7 @@ def _scaling(run: SimulationResult) -> ScalingSummary:
 
 
 def _devices(variant: _Variant, run: SimulationResult) -> float:
-    """On average over the run."""
+    """The mean number of devices in a run."""
     scenario = variant.deployment.scenario
     is_dynamic = scenario.scheduled_events or scenario.autoscaler is not None
     if not is_dynamic or not run.ended_at_s:
@@ -371,7 +363,7 @@ def _moments(run: SimulationResult) -> Iterator[FleetSample]:
 
 
 def _by_role(sample: Sample) -> dict[str, int]:
-    """Replicas by pool; those of a pool that play another role beside it."""
+    """Replicas by pool and, where it differs, by role."""
     counts: dict[str, int] = {}
     for pool in sample.pools:
         counts[pool.pool] = pool.replicas - sum(count for _, count in pool.flipped_roles)
@@ -380,7 +372,7 @@ def _by_role(sample: Sample) -> dict[str, int]:
 
 
 def _scales(variant: _Variant) -> list[float]:
-    """The scales of the objectives at which these may still be configured."""
+    """The scales of the objectives that the configuration's limits allow."""
     objectives = _objectives(variant.config)
     return [
         scale for scale in OBJECTIVE_SCALES if _is_configurable(scale_objectives(objectives, scale))
@@ -392,7 +384,7 @@ def _is_configurable(limits: Objectives) -> bool:
 
 
 def _sweep(variant: _Variant, args: SimulateArgs, trace: Trace, progress: _TotalProgress) -> Curve:
-    """Attainment by scale of the objectives, which the policy knows of in each run."""
+    """Attainment by scale of the objectives; the policy of each run uses the scaled objectives."""
     objectives = _objectives(variant.config)
     points = []
     for scale in _scales(variant):
@@ -442,7 +434,7 @@ def _trace_text(trace: Trace) -> str:
 
 
 def _deployment_notes(variants: Sequence[_Variant]) -> Iterator[str]:
-    """Those of the first, and of each other what is to be said of it alone."""
+    """The first deployment's notes, and those of the others that it lacks."""
     baseline, *others = variants
     yield from baseline.deployment.notes
     for variant in others:
@@ -478,7 +470,6 @@ def _service_notes(variants: Sequence[_Variant]) -> Iterator[str]:
 
 
 def _sweep_notes(variants: Sequence[_Variant]) -> Iterator[str]:
-    """Of each configuration whose sweep is not whole."""
     bounds = Timeout.describe(lambda limit_s: format_quantity(limit_s, Unit.SECONDS))
     for variant in variants:
         used_scales = _scales(variant)

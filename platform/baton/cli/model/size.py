@@ -25,7 +25,7 @@ _MAX_DEVICES_PER_REPLICA = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The parsed and looked up arguments."""
+    """The arguments, looked up."""
 
     memory: MemoryModel
     tp: int
@@ -62,7 +62,7 @@ def size(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compute whether a model fits so many devices.
+    """Compute whether a model fits a number of devices.
 
     And how many requests its KV cache holds.
     """
@@ -78,7 +78,7 @@ def size(  # noqa: PLR0913 - each is an option
 
 
 def _print_size(question: Question, output: OutputFormat) -> None:
-    """Print what fits, or for scripts what does not.
+    """Print the size, or for scripts why it does not fit.
 
     Raises:
         InsufficientMemory: there is too little memory.
@@ -110,7 +110,7 @@ def _memory_question(model: str, *, gpu: str, dtype: str, kv_dtype: str) -> Memo
 
 
 def _question(memory: MemoryModel, *, tp: int, pp: int, context_tokens: int | None) -> Question:
-    """There has to be room for one request of the context, where one was asked for."""
+    """The question; a context that was given must fit at least once."""
     shape, kv = memory.shape, memory.kv_dtype
     if context_tokens is None:
         context_tokens = min(shape.max_len_tokens, _DEFAULT_CONTEXT_TOKENS)
@@ -187,7 +187,7 @@ def _split(smallest: tuple[int, int] | None) -> dict[str, int] | None:
 
 
 def _for_all_running(question: Question) -> dict[str, object] | None:
-    """Devices that keep the KV of as many requests as may run; None when none do."""
+    """Devices that keep the KV of `max_running_requests` requests; None without a solution."""
     from baton.perf.model.memory import smallest_sizing
 
     memory = question.memory
@@ -208,7 +208,7 @@ def _for_all_running(question: Question) -> dict[str, object] | None:
 
 
 def _without_gqa(question: Question) -> dict[str, object] | None:
-    """The same if each query head had keys and values of its own; None where that is so anyway."""
+    """The same with keys and values for each query head; None for a model that has them."""
     memory = question.memory
     shape = memory.shape
     if shape.latent or shape.kv_heads == shape.heads:
@@ -218,7 +218,7 @@ def _without_gqa(question: Question) -> dict[str, object] | None:
 
 
 def _timings(question: Question, concurrent_requests: float) -> dict[str, object]:
-    """Of a prefill alone on the engine, and of steps that decode for one and for all."""
+    """Seconds of a prefill alone, and of decode steps for one request and for all."""
     from baton.perf.step_timing import StepBatch
     from baton.perf.steps.roofline import Roofline
 
@@ -246,7 +246,7 @@ def _timings(question: Question, concurrent_requests: float) -> dict[str, object
 
 
 def prefill_s(timing: StepTiming, tokens: int, max_batched_tokens: int) -> float:
-    """Until a prompt is computed that has the engine to itself, in chunks."""
+    """Seconds of a chunked prefill that has the engine to itself."""
     from baton.perf.step_timing import StepBatch, attention_pairs
 
     seconds = 0.0

@@ -45,7 +45,7 @@ def demo(
 
 
 def _quickstart() -> Path:
-    """The quickstart here, or in the project that this package was installed from."""
+    """The quickstart in this folder, or in the project that this package was installed from."""
     if _QUICKSTART.exists():
         return _QUICKSTART
     return Path(baton.__file__).parents[2] / _QUICKSTART

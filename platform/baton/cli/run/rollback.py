@@ -8,8 +8,13 @@ import typer
 
 from baton.cli.options import Address, JsonFlag, Output, Timeout, backend_of, resolve_format
 from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
-from baton.cli.run.apply import report_lines
-from baton.cli.run.rollout_options import BakeOption, RollbackOption, WaitOption, rollout_options
+from baton.cli.run.rollout_options import (
+    BakeOption,
+    RollbackOption,
+    WaitOption,
+    apply_lines,
+    rollout_options,
+)
 
 
 def rollback(  # noqa: PLR0913 - each is an option
@@ -36,8 +41,4 @@ def rollback(  # noqa: PLR0913 - each is an option
     with report_errors():
         commands = backend_of(context).commands()
         report = commands.rollback(to, options, progress=ProgressLines())
-    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
-        print_report(report, OutputFormat.JSON)
-    else:
-        for line in report_lines(report):
-            typer.echo(line)
+    print_report(report, resolve_format(output, as_json=as_json), apply_lines)

@@ -1,12 +1,13 @@
-"""Options and lines that the verbs share which roll something out."""
+"""Options and report lines that `apply`, `rollback` and `upgrade` share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from baton.cli.backend import Report
 from baton.cli.options import parse_seconds
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
@@ -36,10 +37,10 @@ BakeOption = Annotated[
 def rollout_options(
     *, timeout: str, bake: str, wait: bool, rollback: bool, address: str | None
 ) -> ApplyOptions:
-    """The chosen options.
+    """The options of a rollout.
 
     Raises:
-        BadParameter: a duration is none.
+        BadParameter: a duration is invalid.
     """
     from baton.serving.rollout.ports import ApplyOptions  # here: keeps --help fast
 
@@ -53,6 +54,52 @@ def rollout_options(
 
 
 def rollout_lines(result: Mapping[str, Any]) -> list[str]:
-    """The replaced processes, and the evidence for the new replicas."""
+    """The replaced processes, and the results of new replicas."""
     lines = [f"{name}: replicas replaced one by one" for name in result.get("replaced", [])]
     return [*lines, *result.get("why", [])]
+
+
+def apply_lines(report: Report) -> list[str]:
+    """The report of a new configuration: each change under its reload, then the result."""
+    result = cast("dict[str, Any]", report)
+    lines: list[str] = []
+    changes = _without_duplicates(result["changes"])
+    for reload in dict.fromkeys(change["reload"] for change in changes):
+        lines.append(f"{reload}:")
+        lines += [f"  {change['change']}" for change in changes if change["reload"] == reload]
+    if histograms := result.get("histograms"):
+        lines.append("histograms with other edges, which begin new series (label edges):")
+        lines += [f"  {changed}" for changed in histograms]
+    for pool, (previous_replicas, replicas) in result.get("resized", {}).items():
+        lines.append(f"{pool}: {previous_replicas} -> {replicas} replicas")
+    return [*lines, *rollout_lines(result), _outcome(result)]
+
+
+def _without_duplicates(changes: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Changes without a model's engine's changes that its pools repeat."""
+    of_pools = {_engine_key(change, "pools") for change in changes} - {None}
+    return [change for change in changes if _engine_key(change, "models") not in of_pools]
+
+
+def _engine_key(change: Mapping[str, str], section: str) -> str | None:
+    """`block_size: 16 -> 32` of `models.tiny.engine.block_size: 16 -> 32`; None for other keys."""
+    root, _, path = change["change"].partition(".")
+    _, is_engine, key = path.partition(".engine.")
+    return key if root == section and is_engine else None
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    generation = result["generation"]
+    if not result["changes"]:
+        return f"nothing differs from generation {generation}"
+    match result["outcome"]:
+        case "shown":
+            return f"nothing has changed, generation {generation} holds"
+        case "dry run":
+            return f"everybody could take it; nothing has changed, generation {generation} holds"
+        case "ordered":
+            return f"generation {generation} holds; nobody watches its replicas: 'baton status'"
+        case "restarted":
+            return f"started again at {result['endpoint']}"
+        case _:
+            return f"applied as generation {generation} in {result['took_s']:.2f} s"

@@ -44,11 +44,7 @@ def upgrade(  # noqa: PLR0913 - each is an option
 
         commands = backend_of(context).commands()
         report = commands.upgrade(replace(options, dry_run=dry_run), progress=ProgressLines())
-    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
-        print_report(report, OutputFormat.JSON)
-    else:
-        for line in report_lines(report):
-            typer.echo(line)
+    print_report(report, resolve_format(output, as_json=as_json), report_lines)
 
 
 def report_lines(report: Report) -> list[str]:

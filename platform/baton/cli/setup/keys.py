@@ -146,7 +146,7 @@ def _mint(
 
 
 def _print_key(key: ApiKey, token: str, output: OutputFormat) -> None:
-    """The key alone on stdout, so that a script can keep it; everything else beside it."""
+    """Print the key alone on stdout, for scripts; the rest on stderr."""
     if output is OutputFormat.JSON:
         print_report({**_row(key, key.created_at), "key": token}, output)
     else:

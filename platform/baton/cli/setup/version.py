@@ -31,7 +31,7 @@ def version(*, output: Output = OutputFormat.TEXT) -> None:
 
 
 def _installed(*distributions: str) -> str:
-    """The version of the first that is installed, read without importing it."""
+    """The version of the first distribution that is installed, without importing it."""
     from importlib import metadata  # here: keeps --help fast
 
     for distribution in distributions:

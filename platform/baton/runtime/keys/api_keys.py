@@ -1,16 +1,13 @@
-"""API keys: their format, their stored form, and the lookup of a presented key's owner.
+"""API keys: format, stored form, and lookup of a key's tenant.
 
-A key is `bt_<id>_<secret>`. The id names it in lists and logs; the secret is 256 bits from the
-system's generator. A plain SHA-256 of the whole key is stored. Slow hashes and salts protect
-secrets that people choose and that can be guessed, while 2^256 keys cannot be tried, however fast
-each try is. So a check costs microseconds, and wrong keys cannot be used to keep a server busy.
+A key is `bt_<id>_<secret>`. Lists and logs show the id. The secret has 256 random bits, so a plain
+SHA-256 of the key is stored. A slow hash protects only secrets that can be guessed, and would let
+wrong keys keep a server busy.
 
-A key file holds one key a line and is for people to read:
+A key file holds one key a line, with wall-clock times:
 
     k3v9q2m7xa  sha256:9f86d0...  acme  2026-11-20T21:00:00Z  expires=2027-02-18T21:00:00Z  # ci
     p7ke4c9wzd  sha256:2c26b4...  ops  2026-11-20T21:00:00Z  may=administer
-
-Time is wall-clock time here, because people write dates into the file.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 KEY_PREFIX = "bt_"
-"""By which a key is known for one of ours, also to tools that look for leaked secrets."""
+"""Marks a key of baton, also for scanners of leaked secrets."""
 MAX_LABEL_CHARS = 100
 _ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _ID_CHARS = 10
@@ -58,11 +55,11 @@ class BadKeyLine(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """The stored form of a key: enough to know it again, not enough to make it."""
+    """The stored form of a key: enough to check a token, not to make it."""
 
     key_id: str
     digest: str
-    """Of the whole key, in hex."""
+    """SHA-256 of the token, in hex."""
     tenant: str
     created_at: datetime
     expires_at: datetime | None = None
@@ -122,10 +119,10 @@ def mint(
     is_admin: bool = False,
     choose_char: Callable[[str], str] = secrets.choice,
 ) -> tuple[ApiKey, str]:
-    """A new key: its stored form, and the key itself, which is nowhere afterwards.
+    """A new key: its stored form, and its token, which is kept nowhere.
 
     Raises:
-        BadKeyLine: the tenant or the label cannot be written down.
+        BadKeyLine: the tenant or the label cannot be written into a line.
     """
     key_id = "".join(choose_char(_ID_ALPHABET) for _ in range(_ID_CHARS))
     secret = "".join(choose_char(_SECRET_ALPHABET) for _ in range(_SECRET_CHARS))
@@ -146,7 +143,7 @@ def parse_line(line: str) -> ApiKey | None:
     """The key in a line of a key file; None when it is empty or a comment.
 
     Raises:
-        BadKeyLine: it is neither; says what was wanted.
+        BadKeyLine: it is neither.
     """
     text, _, label = line.partition("#")
     if not text.strip():
@@ -169,13 +166,13 @@ def parse_line(line: str) -> ApiKey | None:
 
 
 def format_time(moment: datetime) -> str:
-    """A moment as it stands in key files: UTC, to the second."""
+    """A time as key files have it: UTC, to the second."""
     return moment.astimezone(UTC).strftime(_TIME_FORMAT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidKey:
-    """A key that is good; whose it is."""
+    """A valid key and its owner."""
 
     key_id: str
     tenant: str
@@ -188,7 +185,7 @@ class InvalidKey:
 
     state: KeyState | None = None
     key_id: str | None = None
-    """Of a key that was good once."""
+    """Of an expired or revoked key."""
 
 
 class KeyRing:
@@ -205,7 +202,7 @@ class KeyRing:
         return len(self._by_id)
 
     def look_up(self, token: str, now: datetime) -> ValidKey | InvalidKey:
-        """Whose key `token` is. Takes as long for ids that are not known, and remembers nothing."""
+        """The key of `token`; takes as long for unknown ids."""
         if len(token) > _MAX_TOKEN_CHARS:
             return InvalidKey()
         key_id, _, _ = token.removeprefix(KEY_PREFIX).partition("_")
@@ -221,7 +218,7 @@ class KeyRing:
         return ValidKey(key_id=key_id, tenant=key.tenant, is_admin=key.is_admin)
 
     def by_digest(self, now: datetime) -> dict[str, ValidKey | InvalidKey]:
-        """The validity of each key, by its digest, for lookups elsewhere."""
+        """The validity of each key, by its digest."""
         results: dict[str, ValidKey | InvalidKey] = {}
         for key_id, (key, _digest) in self._by_id.items():
             state = key.state(now)
@@ -232,7 +229,7 @@ class KeyRing:
         return results
 
     def tenant_of(self, token: str, now: datetime) -> str | None:
-        """The tenant that a good key belongs to, or None."""
+        """The tenant of a valid token, or None."""
         result = self.look_up(token, now)
         return result.tenant if isinstance(result, ValidKey) else None
 

@@ -1,11 +1,9 @@
 """Key files: read again when they change, and changed by one process at a time.
 
-Theory of operation: `KeyFiles` keeps a ring of the keys in some files. Its owner calls `poll` about
-once a second, in a thread, since a file may be on a slow disk. A file whose time, size or inode
-changed is read again. A file that cannot be read or has a bad line leaves its last good keys in
-place, and that is said once. Revoking a key therefore takes effect within a poll, and a mistake in
-a file locks no client out. `edit_key_file` is how files change: under a lock, and replaced as a
-whole, so that a reader never sees half a file.
+Theory of operation: the owner of `KeyFiles` calls `poll` about once a second, in a thread, since a
+disk may be slow. A file whose time, size or inode changed is read again. A file that cannot be read
+or has a bad line keeps its last good keys and is reported once: a mistake locks no client out.
+`edit_key_file` locks a file and replaces it as a whole, so that no reader sees half of it.
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ class KeyNotice:
 
     path: str
     keys: int
-    """That count from it now."""
+    """Keys of the file that count now."""
     why: str | None = None
-    """Why its new content does not count; None when it does."""
+    """Why its new content does not count."""
 
 
 @dataclass(slots=True)
@@ -61,18 +59,18 @@ class KeyFiles:
         self._watched: dict[Path, _WatchedFile] = {}
         self._ring = KeyRing()
         self._ring_lock = threading.Lock()
-        """Held while a ring is made: the maker of the last ring has seen the last files."""
+        """Held while a ring is built, so that the last ring is of the last files."""
         self.watch(files or {})
 
     @property
     def ring(self) -> KeyRing:
-        """The keys that count now; replaced as a whole, so it may be read from any thread."""
+        """The present keys; replaced as a whole, so any thread may read it."""
         return self._ring
 
     def watch(self, files: Mapping[str, Path]) -> None:
         """Watch these files from now on, by tenant; several tenants may share one.
 
-        Keys of removed files stop counting at once, keys of new files count from the next poll on.
+        Keys of removed files stop counting at once; keys of new files count from the next poll on.
         """
         tenants: dict[Path, set[str]] = {}
         for tenant, path in files.items():
@@ -91,7 +89,7 @@ class KeyFiles:
         self._rebuild_ring()
 
     def poll(self) -> tuple[KeyNotice, ...]:
-        """Read what has changed; says what became of each file that did. Blocks on the disk."""
+        """Read changed files and say what came of them. Blocks on the disk."""
         watched = self._watched
         notices = [
             notice
@@ -137,7 +135,7 @@ def load_ring(files: Mapping[str, Path]) -> KeyRing:
     """The keys of files, by tenant.
 
     Raises:
-        ConfigInvalid: a file cannot be read, or has a bad line; names them all.
+        ConfigInvalid: files cannot be read, or have bad lines.
     """
     key_files = KeyFiles(files)
     if errors := [notice.why for notice in key_files.poll() if notice.why is not None]:
@@ -150,7 +148,7 @@ def read_lines(path: Path) -> list[ApiKey | str]:
 
     Raises:
         OSError: it cannot be read.
-        ConfigInvalid: it has bad lines; names them all.
+        ConfigInvalid: it has bad lines.
     """
     with path.open("rb") as file:
         raw = file.read(MAX_FILE_BYTES + 1)
@@ -198,7 +196,7 @@ class KeyDocument:
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """Its keys, in order."""
+        """The keys, in order."""
         return tuple(line for line in self.lines if isinstance(line, ApiKey))
 
     def key(self, key_id: str) -> ApiKey:
@@ -226,7 +224,7 @@ class KeyDocument:
         self.lines.append(key)
 
     def revoke(self, key_id: str, now: datetime) -> ApiKey:
-        """Have a key count no more; a revoked key stays as it is.
+        """Revoke a key; a revoked key stays as it is.
 
         Raises:
             OperatorError: there is none of that id.
@@ -235,7 +233,7 @@ class KeyDocument:
         return key if key.revoked_at is not None else self._replace(replace(key, revoked_at=now))
 
     def expire(self, key_id: str, expires_at: datetime) -> ApiKey:
-        """Have a key count until then, or as long as it does if that is shorter.
+        """Let a key expire then; an earlier expiry stays.
 
         Raises:
             OperatorError: there is none of that id.
@@ -254,7 +252,7 @@ class KeyDocument:
 
 @contextmanager
 def edit_key_file(path: Path, *, create: bool = False) -> Iterator[KeyDocument]:
-    """Change a key file: no other process does meanwhile, and it is written only without an error.
+    """Change a key file under a lock; it is written only without an error.
 
     Raises:
         OperatorError: there is no such file, or another process holds it.

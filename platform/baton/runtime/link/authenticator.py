@@ -1,15 +1,14 @@
 """Authentication at a replica's link: lets coordinators in, and counts and reports other peers.
 
-Theory of operation: ZMQ asks about each connection that knows the replicas' public key, over a
-socket inside the process (ZAP, ZMQ's RFC 27). The question is whether the other side's public key
-is a good one. Other peers fail the handshake: garbage, no key, a wrong key, another program, a
-recording, or no message for `handshake_s`. Both are dealt with on the event loop that the link
-lives on. An unauthenticated peer costs one count, and one line a minute for all.
+Theory of operation: for each connection that knows the replicas' public key, ZMQ asks over an
+in-process socket whether the peer's public key is valid (ZAP, ZMQ's RFC 27). Other peers fail the
+handshake, or send nothing for `handshake_s`. An unauthenticated peer costs one count, and one log
+line a minute for all.
 
-ZMQ tells through a *monitor* of connections that come and go, by their descriptors, and of
-handshakes that succeed, without the connection; of some failures it says nothing. So the number of
-unauthenticated peers is that of all connections, less those that succeeded, less recent connections
-that still exist. That is too few for a moment after a coordinator has come, and never too many.
+ZMQ's *monitor* reports connections by descriptor, and successful handshakes without a descriptor;
+it does not report every failure. So unauthenticated peers = connections - successes - recent
+connections that still exist. For a moment after a coordinator connects that is too few, and it is
+never too many.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _LOG = logging.getLogger(__name__)
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
 _ZAP_REQUEST_PARTS: Final = 9
-"""Peer, nothing, version, number, domain, address, routing id, mechanism, public key."""
+"""Peer, empty, version, id, domain, address, routing id, mechanism, public key."""
 _LOG_INTERVAL_S: Final = 60.0
 _BATCH: Final = 256
 
 
 class ZapAuthenticator:
-    """Watches one link socket that is not bound yet; with keys, says who may speak on it."""
+    """Watches one link socket that is not bound yet; with keys, admits coordinators."""
 
     def __init__(
         self,
@@ -52,11 +51,11 @@ class ZapAuthenticator:
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._handshake_limit_s = 2 * options.handshake_s
-        """After this, who is still there has succeeded: others were hung up on in half of it."""
+        """A connection that is older has succeeded: ZMQ closes others after half of it."""
         self._accepted = 0
         self._succeeded = 0
         self._handshaking: dict[int, float] = {}
-        """Connections by descriptor, and when they came; the oldest first."""
+        """Start of each connection by descriptor, the oldest first."""
         self._recount_timer: asyncio.TimerHandle | None = None
         self._unlogged = 0
         self._next_log_at_s = self._loop.time()
@@ -92,7 +91,7 @@ class ZapAuthenticator:
     # ------------------------------------------------------------------ who may not
 
     def _drain(self) -> None:
-        """Take what the monitor says: one batch now, the rest in the loop's next turn."""
+        """Take one batch from the monitor; the rest follows in the loop's next turn."""
         if self._closed:
             return
         try:
@@ -145,7 +144,7 @@ class ZapAuthenticator:
             self._unlogged, self._next_log_at_s = 0, now_s + _LOG_INTERVAL_S
 
     def close(self) -> None:
-        """Stop watching; to be called before the guarded socket is closed. Idempotent."""
+        """Stop watching; call before the guarded socket is closed. Idempotent."""
         if self._closed:
             return
         self._drain()  # a full monitor would hold up ZMQ, which then could not be told to stop
@@ -160,7 +159,7 @@ class ZapAuthenticator:
 
 
 def _zap_reply(request: list[bytes], expected_key: bytes) -> list[bytes]:
-    """The answer to one question of ZMQ's: whether that public key is the wanted one."""
+    """The answer to one ZAP request: whether its public key is the expected one."""
     is_allowed = (
         len(request) == _ZAP_REQUEST_PARTS
         and request[7] == b"CURVE"

@@ -2,14 +2,13 @@
 
 Theory of operation: ZMQ signals a socket's file descriptor on an *edge*: after any call on the
 socket the descriptor may give no signal although messages wait. So every wakeup drains until ZMQ
-says "again", and after every send the socket is asked whether something has come. A drain takes at
-most `batch_frames` messages before others get their turn. No task, no future and no await per
-message; the same code runs on asyncio's and on uvloop's loop.
+says "again", and every send checks for messages. A drain takes at most `batch_frames` messages
+before others get their turn. There is no task, future or await per message.
 
-To ask a socket costs more than to take a small message from it, and in a large fleet most messages
-come alone. So a signal is answered by taking a message, unasked, and with a fixed number of parts
-the socket is not asked for more parts. A peer that sends another number shifts the following
-messages; a reader of `parts` parts must detect that by their content.
+Checking a socket costs more than receiving a small message, and in a large fleet most messages come
+alone. So a signal is answered by a receive, and with a fixed number of parts there is no check for
+more parts. A peer that sends another number shifts the following messages; a reader of `parts`
+parts must detect that by their content.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ class SendResult(StrEnum):
 
 
 def configure(socket: zmq.Socket[bytes], address: str, options: LinkOptions) -> None:
-    """Bound a link socket's queues, message size and timeouts, and guard it by the keys.
-
-    `address` tells IPv6 by brackets.
-    """
+    """Set a link socket's bounds, timeouts and keys; brackets in `address` mean IPv6."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, int("[" in address))
     socket.setsockopt(zmq.SNDHWM, options.queue_frames)
@@ -66,7 +62,7 @@ def _ms(seconds: float) -> int:
 
 
 def try_send(socket: zmq.Socket[bytes], parts: Sequence[bytes]) -> SendResult:
-    """Queue a message if there is room right now."""
+    """Queue a message if there is room now."""
     *first, last = parts
     try:
         for part in first:
@@ -113,7 +109,7 @@ class Channel:
         counters: LinkCounters,
         parts: int | None = None,
     ) -> None:
-        """`parts`: how many each message has; None: as many as come."""
+        """`parts`: how many each message has; None: any number."""
         self._socket = socket
         self._receive_parts = _receive_all_parts if parts is None else _fixed_parts_receiver(parts)
         self._on_message = on_message
@@ -127,7 +123,7 @@ class Channel:
         self._schedule_drain()
 
     def send(self, parts: Sequence[bytes]) -> SendResult:
-        """Queue a message, or say at once why not."""
+        """Queue a message, or say why not."""
         if self._closed:
             return SendResult.NOT_CONNECTED
         result = try_send(self._socket, parts)
@@ -145,7 +141,7 @@ class Channel:
         return result
 
     def drain(self) -> None:
-        """Hand over what has arrived: up to one batch now, the rest in the loop's next turn."""
+        """Hand over arrived messages: one batch now, the rest in the loop's next turn."""
         self._drain_scheduled = False
         if not self._closed and self._has_message():
             self._dispatch_batch()
@@ -185,7 +181,7 @@ class Channel:
             self._loop.call_soon(self.drain)
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Close the socket; ZMQ goes on trying to send what is queued for `linger_s`."""
+        """Close the socket; ZMQ sends queued messages for up to `linger_s`."""
         if self._closed:
             return
         self._closed = True
@@ -194,7 +190,7 @@ class Channel:
 
 
 class ConnectionMonitor:
-    """Tells when the connection under a connecting socket is up, and when it broke."""
+    """Reports when a connecting socket's connection is up, and when it breaks."""
 
     def __init__(
         self,
@@ -227,7 +223,7 @@ class ConnectionMonitor:
                 self._on_disconnected()
 
     def close(self) -> None:
-        """Stop watching; to be called before the watched socket is closed. Idempotent."""
+        """Stop watching; call before the watched socket is closed. Idempotent."""
         if self._closed:
             return
         self._closed = True

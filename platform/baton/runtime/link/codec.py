@@ -1,11 +1,10 @@
 """The strict, bounded encoding of the fleet link's frames.
 
 Theory of operation: a frame is a ZMQ multipart message `[kind, body, blob...]`: one byte, a
-MessagePack array, and for `Submit` two blobs. The blobs are prompt token ids as little-endian
+MessagePack array, and for `Submit` two blobs. These are the prompt's token ids as little-endian
 int32, and the payload that only engines read. So a prompt of 100,000 tokens is copied as 400 kB and
-never walked as MessagePack integers. Block hashes travel likewise, as bytes inside their frame.
-There is one decoder for each direction. Any other input than a frame of that direction raises
-`BadFrame` and nothing else.
+never walked as MessagePack integers. Block hashes travel as bytes, too. There is one decoder for
+each direction, which raises `BadFrame` and nothing else for other input.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ from baton.runtime.link.frames import (
 )
 
 REPLICA_PARTS: Final = 2
-"""Kind and body: the parts of each frame of a replica, and of a coordinator but `Submit`."""
+"""Kind and body: the parts of each frame but `Submit`."""
 _TOKEN_BYTES: Final = 4
 
 
 class BadFrame(BatonError):
-    """Bytes that are not a frame, or a frame that does not belong here."""
+    """Bytes that are no frame, or a frame of the other direction."""
 
     def __init__(self, kind: bytes, why: str) -> None:
         super().__init__(kind, why)
@@ -162,7 +161,7 @@ class ProtocolMismatch(BadFrame):
 
 
 def mismatch_message(*, peer_version: int, own_version: int = PROTOCOL_VERSION) -> str:
-    """Return the one line that tells an operator about two versions that cannot talk."""
+    """Return one line for an operator."""
     return (
         f"the peer speaks fleet link protocol {peer_version}, this side speaks {own_version};"
         " run the same version of baton on every node"
@@ -173,9 +172,8 @@ def encode(frame: Frame) -> list[bytes]:
     """Return the parts of a frame.
 
     Raises:
-        ValueError: a leg, a release or a check holds what the other side would not accept. Clients
-            choose request ids and salts, engines make tickets and addresses, so this must not cost
-            the session.
+        ValueError: the other side would not accept a leg, a release or a check. Clients choose
+            request ids and salts, so this must not cost the session.
     """
     if isinstance(frame, Submit):
         return _encode_submit(frame.leg)
@@ -189,7 +187,7 @@ def decode_from_coordinator(parts: Sequence[bytes]) -> FromCoordinator:
     """Return the frame that a coordinator sent.
 
     Raises:
-        ProtocolMismatch: it said hello in another version.
+        ProtocolMismatch: its `Open` has another version.
         BadFrame: it is no frame, or only replicas send it.
     """
     if parts and parts[0] == _SUBMIT:
@@ -201,7 +199,7 @@ def decode_from_replica(parts: Sequence[bytes]) -> FromReplica:
     """Return the frame that a replica sent.
 
     Raises:
-        ProtocolMismatch: it answered in another version.
+        ProtocolMismatch: its answer has another version.
         BadFrame: it is no frame, or only coordinators send it.
     """
     return _decode(parts, _FROM_REPLICA)

@@ -1,7 +1,7 @@
 """The frames of the fleet link: the messages of each side, with their bounds. `codec` encodes them.
 
-`Open`, `Accept` and `Close` tolerate fields appended by later versions, so that a version
-mismatch can always be told in plain words; all others are exact.
+`Open`, `Accept` and `Close` tolerate fields appended by later versions, so that a version mismatch
+is reported as such; all others are exact.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PROTOCOL_VERSION: Final = 9
 MAX_ID_CHARS: Final = 512
 MAX_WHY_CHARS: Final = 4096
 MAX_SALT_CHARS: Final = 4096
-"""Clients choose the salt of their requests' caches."""
+"""Clients choose cache salts."""
 MAX_IDS_IN_FRAME: Final = 65_536
 MAX_CHANGES_IN_FRAME: Final = 1024
-"""A cache update says what changed in the end, so a handful will do: each kind once for a tier."""
+"""A cache update has each kind of change at most once for a tier."""
 
 COUNT_MAX: Final = 2**31 - 1
 
@@ -38,22 +38,22 @@ LegIds = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_IDS_IN_FRAME)]
 
 
 class CloseReason(StrEnum):
-    """Why a side ends a session, or does not begin one."""
+    """Why a side ends or refuses a session."""
 
     CLOSED = "closed"
-    """It stops in good order."""
+    """It shuts down."""
     ENGINE_DEAD = "engine_dead"
     NO_SESSION = "no_session"
-    """The other side is not, or no longer, known: it may say hello again."""
+    """The other side has no session; it may send `Open` again."""
     UNRESPONSIVE = "unresponsive"
-    """The other side was not heard within the liveness deadline."""
+    """The other side missed the heartbeat timeout."""
     REPLACED = "replaced"
     """The same coordinator opened a newer session."""
     BAD_FRAME = "bad_frame"
     PROTOCOL_MISMATCH = "protocol_mismatch"
-    """The two sides speak different versions of this protocol."""
+    """The protocol versions differ."""
     TOO_MANY_COORDINATORS = "too_many_coordinators"
-    """The replica serves as many coordinators as it may."""
+    """The replica has `max_coordinators` sessions."""
 
 
 LOSS_REASONS: Final[Mapping[CloseReason, LossReason]] = MappingProxyType(
@@ -68,11 +68,11 @@ LOSS_REASONS: Final[Mapping[CloseReason, LossReason]] = MappingProxyType(
         CloseReason.TOO_MANY_COORDINATORS: LossReason.OUT_OF_SYNC,
     }
 )
-"""A coordinator's reading of a replica's parting word."""
+"""The cause of a lost session, by the reason of a replica's `Close`."""
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True):
-    """Coordinator: opens a session. Sent again when unanswered; the second one changes nothing."""
+    """Coordinator: open a session. Sent again when unanswered, without effect."""
 
     protocol: int
     coordinator_id: Name
@@ -80,7 +80,7 @@ class Open(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Accept(msgspec.Struct, array_like=True, frozen=True):
-    """Replica: the session is open, and this is what I am."""
+    """Replica: the session is open; the replica's facts."""
 
     protocol: int
     session_id: Name
@@ -101,13 +101,13 @@ class Submit(NamedTuple):
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Coordinator: stop legs; each id is answered by `Aborted`, known or not."""
+    """Coordinator: stop legs; `Aborted` answers each id, known or not."""
 
     leg_ids: LegIds
 
 
 class Release(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Coordinator: no replica will pull this ticket's blocks."""
+    """Coordinator: no replica will pull this KV handle's blocks."""
 
     tokens: Count
     blocks: Count
@@ -115,12 +115,12 @@ class Release(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
     @property
     def kv_handle(self) -> KvHandle:
-        """The ticket as the domain knows it."""
+        """The KV handle."""
         return KvHandle(tokens=self.tokens, blocks=self.blocks, params=self.params)
 
 
 class CoordinatorBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Coordinator: I live."""
+    """Coordinator: heartbeat."""
 
 
 class SyncCache(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -128,32 +128,31 @@ class SyncCache(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
 
 
 class CheckSideChannel(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Coordinator: see whether blocks could be pulled from another replica."""
+    """Coordinator: check whether blocks could be pulled from another replica."""
 
     source_id: Name
     address: Name
 
 
 class AgentBroken(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Coordinator: you pull from no source though others do, and are to be replaced."""
+    """Coordinator: you pull from no source, though others do; get replaced."""
 
     why: ReasonText
 
 
 class ReplicaBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Replica: I live, and this is my load."""
+    """Replica: heartbeat with the load."""
 
     load: Load
     draining: bool
     received_legs: Annotated[int, msgspec.Meta(ge=0)]
-    """Legs that this session has received; the load knows of all of them."""
+    """Legs that this session has received; the load includes them."""
 
 
 class RoleChanged(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Replica: I have another role from now on; my existing work finishes.
 
-    `epoch` counts the changes of this replica's life: an epoch that is not later than the last is
-    ignored.
+    `epoch` counts the role changes of this replica's life; an older epoch is ignored.
     """
 
     role: Role
@@ -176,7 +175,7 @@ class LegFailed(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
 
 
 class Aborted(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Replica: these legs no longer run, and no `Step` will speak of them again."""
+    """Replica: these legs no longer run; no later `Step` has output of them."""
 
     leg_ids: LegIds
 
@@ -187,7 +186,7 @@ class CacheUpdate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     update: cache.CacheUpdate
 
     def __post_init__(self) -> None:
-        """Refuse what no replica sends: a block hash cut in two, more changes than make sense."""
+        """Refuse a block hash cut in two, and more changes than a replica sends."""
         changes = self.update.changes
         if self.update.sequence < 0:
             raise ValueError(f"update {self.update.sequence}, expected a number from 0 on")

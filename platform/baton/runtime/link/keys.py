@@ -1,12 +1,10 @@
 """The keys of one deployment's fleet links: only their owners may speak on a link.
 
-Theory of operation: links are encrypted and authenticated by CURVE (ZMQ's CurveZMQ, by libsodium).
-All replicas of a deployment have one key pair, and all its coordinators another. A coordinator must
-know the replicas' public key before it can say anything, and finds out by it whether a replica
-answers; a replica asks its `authenticator` whether the other side's public key is the
-coordinators'. A recorded conversation is of no use to whoever plays it again: both sides make new
-keys for each connection. Frames are encrypted in ZMQ's I/O thread, so that no event loop waits for
-it.
+Theory of operation: CURVE (ZMQ's CurveZMQ, by libsodium) encrypts and authenticates links. All
+replicas of a deployment have one key pair, and all its coordinators another. A coordinator must
+know the replicas' public key to connect; a replica asks its `authenticator` about the coordinator's
+key. Both sides make new keys for each connection, so a recorded conversation cannot be replayed.
+ZMQ's I/O thread encrypts, so that no event loop waits.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from typing import Any, Final, Self
 import zmq
 
 ZAP_DOMAIN: Final = "baton"
-"""ZMQ asks a gate about connections of this name, and with one set refuses them without a gate."""
+"""With a domain, ZMQ refuses connections while no ZAP handler answers."""
 ENCRYPTION_OVERHEAD_BYTES: Final = 33
-"""The size that encryption adds to a part. Source: MESSAGE of CurveZMQ (ZMQ's RFC 26)."""
+"""Bytes that encryption adds to a part. Source: MESSAGE of CurveZMQ (ZMQ's RFC 26)."""
 _KEY_CHARS: Final = 40
 
 
@@ -38,7 +36,7 @@ class FleetKeys:
 
     @classmethod
     def generate(cls) -> Self:
-        """New keys, as no other deployment has them."""
+        """New random keys."""
         (_, replica), (_, coordinator) = zmq.curve_keypair(), zmq.curve_keypair()
         return cls(replica_secret=replica, coordinator_secret=coordinator)
 
@@ -47,7 +45,7 @@ class FleetKeys:
         """Keys as `to_bytes` has them.
 
         Raises:
-            ValueError: these are none; the text holds nothing of them.
+            ValueError: these are none; the text shows nothing of them.
         """
         try:
             replica, coordinator = json.loads(data)
@@ -57,17 +55,17 @@ class FleetKeys:
             raise ValueError("the link keys cannot be read, expected two texts") from None
 
     def to_bytes(self) -> bytes:
-        """The keys as bytes that can be kept, and must be kept secret."""
+        """The keys as bytes; secret."""
         pair = [self.replica_secret.decode(), self.coordinator_secret.decode()]
         return json.dumps(pair).encode()
 
     @property
     def coordinator_public(self) -> bytes:
-        """By which a replica knows a coordinator, in Z85."""
+        """The public key of coordinators, in Z85."""
         return zmq.curve_public(self.coordinator_secret)
 
     def apply_curve(self, socket: zmq.Socket[Any]) -> None:
-        """Let a link's socket speak with the other end of a link only; before bind or connect."""
+        """Encrypt and authenticate a socket; call before bind or connect."""
         if socket.type == zmq.ROUTER:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.replica_secret)

@@ -14,25 +14,24 @@ class LinkOptions:
     """Timings and bounds; both ends of a link are given the same."""
 
     heartbeat_interval_s: float = 0.25
-    """Each side says at this interval that it lives; the replica adds its load."""
+    """Interval of heartbeats of both sides; the replica's have its load."""
     heartbeat_timeout_s: float = 2.0
-    """A peer that has said nothing for this long is taken for dead."""
+    """A peer without a message for this long is dead."""
     reconnect_s: float = 0.1
-    """First pause before a lost replica is tried again; doubled up to `reconnect_max_s`."""
+    """First pause before a reconnect; doubled up to `reconnect_max_s`."""
     reconnect_max_s: float = 2.0
     handshake_s: float = 5.0
-    """A peer that accepts a connection and then does not speak ZMTP is given up after this."""
+    """Limit of the ZMTP handshake."""
     queue_frames: int = 1024
     """Bound of each send queue, per peer."""
     max_part_bytes: int = 64 * 1024 * 1024
-    """No part of a frame is longer; a peer that sends a longer one is disconnected."""
+    """Limit of a part of a frame; a peer that sends a longer part is disconnected."""
     batch_frames: int = 256
     """Frames taken from a socket before the event loop gets its turn."""
     max_coordinators: int = 1024
     """Sessions that one replica serves at a time."""
     keys: FleetKeys | None = field(default=None, repr=False)
-    """Of the deployment. None: any peer that reaches a replica may speak, in clear; for tests
-    alone."""
+    """Keys of the deployment. None: any peer may speak, unencrypted; for tests alone."""
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:
@@ -44,11 +43,10 @@ class LinkOptions:
 
     @property
     def idle_beat_divisor(self) -> int:
-        """Of how many beats one is sent where nothing is under way and nothing new.
+        """An idle link sends one heartbeat of this many.
 
-        In a large fleet most replicas of a moment are idle, and their beats are most of an
-        ingress's work. No request waits for an idle replica: given work, it speaks as often as
-        ever.
+        In a large fleet most replicas are idle at a time, and their heartbeats are most of an
+        ingress's work.
         """
         return max(
             1,
@@ -60,38 +58,37 @@ class LinkOptions:
 
     @property
     def idle_extra_s(self) -> float:
-        """How much longer the timeout of an idle peer is than that of others."""
+        """Added to the timeout of an idle peer."""
         return (self.idle_beat_divisor - 1) * self.heartbeat_interval_s
 
 
 def next_tick_at_s(due_at_s: float, now_s: float, interval_s: float, *, beat_s: float) -> float:
-    """When to tick next, after a tick that was due at `due_at_s`.
+    """The next tick, after a tick that was due at `due_at_s`.
 
-    A process that is a little late each time must not beat ever later: peers count on a number of
-    beats in a time. Beats that a stopped process has missed are not made up for.
+    Lateness does not add up, since peers count on a number of heartbeats in a time. A stopped
+    process does not make up for missed heartbeats.
     """
     return now_s + interval_s if now_s - due_at_s > beat_s else max(now_s, due_at_s + interval_s)
 
 
 @dataclass(slots=True, kw_only=True)
 class LinkCounters:
-    """Counts of one end of the fleet link since it was made; only ever grow."""
+    """Counts of one end of the fleet link; they only grow."""
 
     frames_in: int = 0
     frames_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     bad_frames: int = 0
-    """Undecodable, or out of place in the conversation."""
+    """Undecodable, or out of order."""
     dropped_frames: int = 0
-    """Well-formed, but of a session that is over, or with no room left to send them."""
+    """Well-formed, but of an ended session, or without room in the queue."""
     overloaded: int = 0
     """A bounded send queue was full."""
     sessions: int = 0
-    """Sessions that were opened."""
     sessions_lost: int = 0
-    """Sessions that ended other than by a parting word of the coordinator."""
+    """Sessions that ended without the coordinator's `Close`."""
     unowned_outputs: int = 0
-    """Outputs of legs that no session waits for any more."""
+    """Outputs of legs that no session waits for."""
     rejected_connections: int = 0
-    """Connections to a replica that ended before they were known to be a coordinator's."""
+    """Connections to a replica that ended unauthenticated."""

@@ -1,9 +1,9 @@
 """A replica's reports to coordinators beyond their legs: its prefix cache, its pulls, its checks.
 
-Theory of operation: none of this may cost a session anything, nor wait. Reports that a full send
-queue has no room for are left out. A missing cache update shows in the numbers and is asked for
-again, pulls are added up and said with the next beat, a check is repeated in a while. A session
-gets no update before its first snapshot, and none between asking for another and getting it.
+Theory of operation: a report never waits and never ends a session: a full send queue drops it. The
+numbers show a missing cache update, and the coordinator requests a snapshot; pulls are totals; a
+check is repeated. A session gets no update before its first snapshot, and none between a request
+for another and its arrival.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.runtime.link.sessions import Session
 
 
 class Reports:
-    """Frames that may be left out, on their way to sessions."""
+    """Frames that may be dropped, on their way to sessions."""
 
     def __init__(
         self, sessions: Mapping[bytes, Session], try_send: Callable[[Session, list[bytes]], bool]
@@ -36,7 +36,7 @@ class Reports:
         return any(session.needs_snapshot for session in self._sessions.values())
 
     def send_cache_update(self, update: CacheUpdate) -> None:
-        """Send an update to every session that has had its snapshot."""
+        """Send an update to every session that has its snapshot."""
         self._send_cache(update, [s for s in self._sessions.values() if not s.needs_snapshot])
 
     def send_cache_snapshot(self, snapshot: CacheUpdate) -> None:
@@ -55,7 +55,7 @@ class Reports:
     # ------------------------------------------------------------------ pulls
 
     def record_links(self, links: Iterable[LinkTotals]) -> None:
-        """Take in the pulls so far; `send_links` sends the news."""
+        """Store the pulls so far; `send_links` sends the changes."""
         previous, version = self._links, self._links_version + 1
         current = {link.source_id: (link, version) for link in links}
         for source_id, (link, _) in current.items():
@@ -67,7 +67,7 @@ class Reports:
         self._links = current
 
     def send_links(self, session: Session) -> None:
-        """Tell a session what was pulled since it was last told."""
+        """Send a session the pulls since its last report."""
         if session.links_version == self._links_version:
             return
         new_links = tuple(
@@ -81,7 +81,7 @@ class Reports:
     # ------------------------------------------------------------------ checks
 
     def add_check_requester(self, session: Session, source_id: str, address: str) -> None:
-        """Note that a session waits for the result of a check."""
+        """Add a session that waits for the result of a check."""
         self._check_requesters.setdefault((source_id, address), set()).add(session)
 
     def drop_check_requesters(self, source_id: str, address: str) -> None:
@@ -91,7 +91,7 @@ class Reports:
     def send_check_result(
         self, source_id: str, address: str, *, elapsed_s: float, why: str
     ) -> None:
-        """Tell those who asked how a check ended; `why` is empty when all was well."""
+        """Send a check's result to its requesters; `why` is empty when it succeeded."""
         answer = frames.SideChannelChecked(
             source_id, not why, elapsed_s, why[: frames.MAX_WHY_CHARS]
         )

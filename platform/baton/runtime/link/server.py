@@ -1,12 +1,10 @@
 """The replica's end of the fleet link: one bound socket, a session for each coordinator.
 
 Theory of operation: a session begins with `Open`. It ends when its coordinator says goodbye, times
-out, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up. However
-it ends, its legs are handed to `_LinkHandler.orphan` to be aborted: their owner has gone, or has
-been told to start over. A frame from a peer without a session is answered with `Close(NO_SESSION)`,
-so a coordinator that missed the end of its session learns of it with its next beat. Nothing here
-waits, and one coordinator's full queue costs no other anything. Frames that may be left out when a
-queue is full go through `reports`; all others end a session that has no room.
+out, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up. Its legs
+then go to `_LinkHandler.orphan` to be aborted. A frame from a peer without a session is answered
+with `Close(NO_SESSION)`, so a coordinator learns of a lost session with its next heartbeat. Nothing
+here waits. Frames that a full queue may drop go through `reports`; all others end the session.
 """
 
 from __future__ import annotations
@@ -41,26 +39,23 @@ class _LinkHandler(Protocol):
     """The runner of legs. Called synchronously on the event loop; must not wait."""
 
     def submit(self, leg: Leg) -> None:
-        """A coordinator wants a leg run. It is owned from now until it ends."""
+        """Run a leg; it has an owner until it ends."""
         ...
 
     def abort(self, leg_ids: tuple[str, ...]) -> None:
-        """A coordinator wants these owned legs stopped: call `LinkServer.send_legs_aborted`."""
+        """Stop these owned legs, then call `LinkServer.send_legs_aborted`."""
         ...
 
     def orphan(self, leg_ids: tuple[str, ...]) -> None:
-        """Stop these legs, which have no owner any more; no reply is needed."""
+        """Stop these legs, which have no owner; send no reply."""
         ...
 
     def release(self, kv_handle: KvHandle) -> None:
-        """A coordinator says that no replica will pull this ticket's blocks."""
+        """Release blocks: no replica will pull this KV handle."""
         ...
 
     def load_status(self) -> tuple[Load, bool]:
-        """Return the load and whether the replica drains; called once every `beat_s`.
-
-        The load knows of every leg that was handed to `submit`.
-        """
+        """The load with all submitted legs, and whether the replica drains; every `beat_s`."""
         ...
 
     def links(self) -> Iterable[LinkTotals]:
@@ -75,19 +70,16 @@ class _LinkHandler(Protocol):
         ...
 
     def check_side_channel(self, source_id: str, address: str) -> bool:
-        """Find out whether blocks can be pulled from `source_id`, and tell `LinkServer.reports`.
-
-        False when that will not be done: too much is asked already.
-        """
+        """Check pulls from `source_id` and tell `LinkServer.reports`; False when too many wait."""
         ...
 
     def report_broken_agent(self, why: str) -> None:
-        """A coordinator says that the engine can pull from no source, though others can."""
+        """The engine can pull from no source, though others can."""
         ...
 
 
 class LinkServer:
-    """Serves coordinators on one address. To be made, used and closed on one running event loop."""
+    """Serves coordinators on one address; lives on one running event loop."""
 
     def __init__(
         self, facts: ReplicaFacts, handler: _LinkHandler, *, options: LinkOptions | None = None
@@ -110,7 +102,7 @@ class LinkServer:
         self._logged_mismatch = ""
 
     def bind(self, address: str) -> str:
-        """Start to serve; returns the real address, also when port 0 asked for any free one.
+        """Start to serve; returns the real address, also for port 0.
 
         Raises:
             OSError: the address cannot be bound; the text names it.
@@ -153,7 +145,7 @@ class LinkServer:
 
     @property
     def coordinators(self) -> int:
-        """Open sessions."""
+        """Number of open sessions."""
         return len(self._sessions)
 
     def owns(self, leg_id: str) -> bool:
@@ -197,24 +189,24 @@ class LinkServer:
         self._handler.orphan((leg_id,))
 
     def send_leg_failed(self, leg_id: str, failure: LegFailure, why: str = "") -> None:
-        """Tell a leg's owner that it ended without finishing; ignored without an owner."""
+        """Report a leg that did not finish; ignored without an owner."""
         session = self._legs.unassign(leg_id)
         if session is not None:
             self._send(session, _leg_failed_frame(leg_id, failure, why))
 
     def send_legs_aborted(self, leg_ids: Iterable[str]) -> None:
-        """Tell the sender that these legs no longer run, also if they ended by themselves."""
+        """Report to the sender that these legs no longer run, however they ended."""
         for session, session_leg_ids in self._legs.on_aborted(leg_ids).items():
             self._send(session, codec.encode(frames.Aborted(tuple(session_leg_ids))))
 
     def beat_now(self) -> None:
-        """Tell every coordinator the load without waiting for the next beat."""
+        """Send every coordinator a heartbeat now."""
         self._send_beats(tuple(self._sessions.values()))
 
     def change_role(self, role: Role) -> bool:
-        """Tell every coordinator what this replica is meant for from now on; False if it was so.
+        """Tell every coordinator the replica's new role; False without a change.
 
-        A session that cannot be told is dropped: the next one begins with the present facts.
+        A session that cannot be told is dropped: the next begins with the present facts.
         """
         if role is self._facts.role:
             return False
@@ -226,9 +218,9 @@ class LinkServer:
         return True
 
     def close_sessions(self, reason: CloseReason, why: str = "") -> None:
-        """End every session, and answer every later hello with the same words.
+        """End every session, and answer every later `Open` with the same words.
 
-        Legs are not handed to `orphan`: a replica that parts for good ends its engine too.
+        Legs are not handed to `orphan`: a replica that parts for good ends its engine, too.
         """
         self._close_frame = frames.Close(reason, why[: frames.MAX_WHY_CHARS])
         for session in tuple(self._sessions.values()):
@@ -276,7 +268,7 @@ class LinkServer:
                 self.reports.send_links(session)
 
     def _can_skip_beat(self, session: Session, beat: frames.ReplicaBeat) -> bool:
-        """Whether a session need not be told what it knows: nothing is under way here."""
+        """Whether a session knows all that a heartbeat would say: nothing is in flight here."""
         session.beats_since_sent += 1
         is_due = session.beats_since_sent >= self._options.idle_beat_divisor
         return not (
@@ -295,7 +287,7 @@ class LinkServer:
                 self._drop_session(session, None, why="it is not connected")
 
     def _try_send(self, session: Session, parts: list[bytes]) -> bool:
-        """Send what may be left out; False when it was."""
+        """Send a frame that may be dropped; False when it was."""
         if max(map(len, parts)) <= self._options.max_part_bytes:
             match self._send_to(session.peer, parts):
                 case SendResult.QUEUED:

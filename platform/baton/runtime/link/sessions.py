@@ -11,7 +11,7 @@ from baton.runtime.link.liveness import HeartbeatMonitor
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
-    """One coordinator's session, from its hello until it ends."""
+    """One coordinator's session, from its `Open` until it ends."""
 
     peer: bytes
     coordinator_id: str
@@ -20,19 +20,18 @@ class Session:
     next_seq: int = 1
     received_legs: int = 0
     needs_snapshot: bool = False
-    """It waits for a snapshot of the prefix cache, and needs no updates until then."""
+    """It waits for a snapshot of the prefix cache, and gets no updates before."""
     last_sent_beat: ReplicaBeat | None = None
-    """The last beat that it was sent."""
     beats_since_sent: int = 0
-    """Those since then, and the next one."""
+    """Heartbeats since `last_sent_beat`, with the next."""
     links_version: int = 0
-    """Up to where it has been told what was pulled."""
+    """Version of the pulls in its last report."""
     legs: set[str] = field(default_factory=set)
     aborting: set[str] = field(default_factory=set)
-    """Legs that the coordinator wants aborted and has had no answer for."""
+    """Legs whose abort the coordinator requested, still unanswered."""
 
     def on_beat_sent(self, beat: ReplicaBeat, now_s: float) -> None:
-        """Note the beat: an idle replica's coordinator expects less, and says less."""
+        """Note a sent heartbeat: an idle replica's coordinator expects and sends fewer."""
         self.last_sent_beat, self.beats_since_sent = beat, 0
         if beat.load.total_requests:
             self.heartbeat_monitor.set_busy(now_s)
@@ -41,15 +40,15 @@ class Session:
 
 
 class LegOwners:
-    """Which session owns which leg, and which one waits for which abort."""
+    """The owner of each leg, and the requesters of each abort."""
 
     def __init__(self) -> None:
         self.by_leg: dict[str, Session] = {}
-        """To be read only: looked at for each output of each step."""
+        """Read-only: read for each output of each step."""
         self._abort_requesters: dict[str, Session] = {}
 
     def assign(self, session: Session, leg_id: str) -> bool:
-        """Give a leg to a session; False when it has an owner already."""
+        """Give a leg to a session; False when it has an owner."""
         if leg_id in self.by_leg:
             return False
         self.by_leg[leg_id] = session
@@ -57,7 +56,7 @@ class LegOwners:
         return True
 
     def unassign(self, leg_id: str) -> Session | None:
-        """Take a leg from its owner, and return that; None without an owner."""
+        """Take a leg from its owner and return the owner; None without an owner."""
         session = self.by_leg.pop(leg_id, None)
         if session is not None:
             session.legs.discard(leg_id)
@@ -66,7 +65,7 @@ class LegOwners:
     def request_abort(
         self, session: Session, leg_ids: Iterable[str]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Note who waits for these aborts; returns the legs to abort and those that are no more."""
+        """Add a requester of aborts; returns the legs to abort and those that are gone."""
         ids = tuple(dict.fromkeys(leg_ids))
         legs, aborting = session.legs, session.aborting
         ended_ids = tuple(i for i in ids if i not in legs and i not in aborting)
@@ -76,7 +75,7 @@ class LegOwners:
         return new_ids, ended_ids
 
     def on_aborted(self, leg_ids: Iterable[str]) -> dict[Session, list[str]]:
-        """Forget legs that no longer run; returns who waited to hear of which."""
+        """Forget legs that no longer run; returns each requester and its legs."""
         ids_by_session: dict[Session, list[str]] = {}
         for leg_id in leg_ids:
             self.unassign(leg_id)
@@ -87,7 +86,7 @@ class LegOwners:
         return ids_by_session
 
     def remove_session(self, session: Session) -> None:
-        """Forget a session; its legs are still to be read in `session.legs`."""
+        """Forget a session; `session.legs` keeps its legs."""
         for leg_id in session.legs:
             del self.by_leg[leg_id]
         for leg_id in session.aborting:

@@ -10,9 +10,9 @@ class MonotonicClock:
     """Monotonic seconds of this machine; unmoved when the wall clock jumps."""
 
     def now_s(self) -> float:
-        """Seconds since an arbitrary moment; only differences mean something."""
+        """Seconds since an arbitrary moment."""
         return time.monotonic()
 
     def wall_offset_s(self) -> float:
-        """The present difference between these seconds and seconds since 1970."""
+        """Seconds since 1970, less `now_s()`."""
         return datetime.now(UTC).timestamp() - time.monotonic()

@@ -18,8 +18,8 @@ def log_event(
     *,
     error: BaseException | None = None,
 ) -> None:
-    """Write one event with its fields; values are numbers, enums or short strings.
+    """Write one event with its fields: numbers, enums or short strings.
 
-    `error` adds the place of the error: for unexpected errors, not for foreseen errors.
+    `error` adds a traceback: for unexpected errors.
     """
     logger.log(level, event, extra={FIELDS: fields}, exc_info=error)

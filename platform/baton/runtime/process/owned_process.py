@@ -1,10 +1,8 @@
-"""A program that this process runs for itself: started, watched, and never left behind.
+"""A program that this process starts and watches, and that never outlives it.
 
-Theory of operation: the program is started by the thread that runs the event loop. The kernel
-takes the death of the starting thread for that of the parent (`tied`). A descriptor of its
-process tells its end, so that no thread waits for it and no signal handler is needed. Its output
-goes to a log of its own, of which the last lines are shown when it dies early. It is killed with
-this process, however that ends.
+Theory of operation: the event loop's thread must start the program, since the kernel takes the end
+of the starting thread for that of the parent (`tied`). A descriptor of the process (pidfd) signals
+its end, without a thread or a signal handler. Its output goes to a log of its own.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ class Program:
     """The program to run."""
 
     name: str
-    """As it is called in logs."""
+    """Its name in logs."""
     argv: Sequence[str]
     """The first is the path of the program."""
     log: Path
-    """The log of its output, from its start on; its folder exists."""
+    """The log of its output, truncated at its start; its folder exists."""
     pass_fds: Sequence[int] = ()
     """Descriptors that it inherits under the same numbers."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +45,7 @@ class OwnedProcess:
     """One run of a program."""
 
     def __init__(self, program: Program, *, on_exit: Callable[[int], None]) -> None:
-        """`on_exit` is told how it ended, once, unless it was stopped from here."""
+        """`on_exit` gets the exit code, once, unless `stop` ended it."""
         self._program = program
         self._exit_callback = on_exit
         self._process: subprocess.Popen[bytes] | None = None
@@ -57,7 +55,7 @@ class OwnedProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its id; None before it was started."""
+        """None before `start`."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -66,7 +64,7 @@ class OwnedProcess:
         return self._exit_code is not None and not self._exit_code.done()
 
     def start(self) -> None:
-        """Start it; to be called by the event loop's thread.
+        """Start it; the event loop's thread must call this.
 
         Raises:
             OSError: there is no such program, or no place for its log.
@@ -91,7 +89,7 @@ class OwnedProcess:
         log_event(_LOGGER, logging.INFO, "program_started", fields)
 
     async def stop(self, *, grace_s: float) -> None:
-        """End it: ask first, kill after `grace_s`. Idempotent."""
+        """SIGTERM, then SIGKILL after `grace_s`. Idempotent."""
         self._stopping = True
         if self._process is None or self._exit_code is None:
             return
@@ -103,7 +101,7 @@ class OwnedProcess:
             await asyncio.wait([self._exit_code], timeout=_KILL_TIMEOUT_S)
 
     def tail(self) -> str:
-        """The last that it wrote; blocks on the disk."""
+        """The end of its log; blocks on the disk."""
         try:
             with self._program.log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))

@@ -1,10 +1,10 @@
-"""Runs a program that dies with the process that asked for it.
+"""Runs a program that dies with its parent process.
 
-Theory of operation: the kernel is told to kill this process when its parent dies. Then it becomes
-the program, which inherits that order and every descriptor it was passed. Python cannot give the
-order between fork and exec without risking a deadlock in a parent that has threads.
+Theory of operation: PR_SET_PDEATHSIG tells the kernel to kill this process when its parent dies;
+exec keeps that and all passed descriptors. Python cannot set it between fork and exec without
+risking a deadlock in a parent with threads.
 
-It is run by path and without packages: nothing of baton may be imported here.
+It is run by path: nothing of baton may be imported here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Tie this process to the parent of the id in the first argument, then become the rest."""
+    """Tie this process to the parent with the id in the first argument, then exec the rest."""
     parent, *program = arguments
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,7 +1,6 @@
-"""Folders for sockets and logs that nothing outlives.
+"""Folders for sockets and logs, removed at the latest with the deployment's run directory.
 
-The maker of a folder removes it, but a process that is killed removes nothing. So they are made in
-the run directory of the deployment, if it is known, and go with it at the latest.
+A process that is killed does not remove its folder; the run directory contains it.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ import tempfile
 from pathlib import Path
 
 RUN_DIR_VARIABLE = "BATON_RUN_DIR"
-"""Set for all processes of a deployment that `baton up` has started; `serving.reaper` says more."""
+"""Set for all processes of a deployment that `baton up` has started."""
 _SHORT_PARENT = "/tmp"  # noqa: S108 - a fresh folder of our own is made in it
 
 
 def scratch_folder(prefix: str, *, short: bool = False) -> Path:
-    """Make a folder of this user alone, whose name begins with `prefix`.
+    """Make a folder that only this user can read, whose name begins with `prefix`.
 
-    Without a run directory it is where temporary files are; or, where its path must be `short`
-    enough for a socket in it, in `/tmp`. Its mode keeps out other users.
+    Without a run directory it is among temporary files; or in `/tmp`, where the path must be
+    `short` enough for a socket.
     """
     run_dir = os.environ.get(RUN_DIR_VARIABLE, "")
     parent = (

@@ -6,9 +6,7 @@ import socket
 
 
 def resolve_bind_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, ...]]:
-    """Family and address to bind a socket to; a name is looked up, its IPv4 address first.
-
-    Blocks on a name server where the host is a name.
+    """Family and address to bind a socket to; a name is looked up (blocking), IPv4 first.
 
     Raises:
         OSError: there is no such host.
@@ -21,9 +19,7 @@ def resolve_bind_address(host: str, port: int) -> tuple[socket.AddressFamily, tu
 def create_bound_socket(
     host: str, port: int, *, reuse_address: bool = True, reuse_port: bool = False
 ) -> socket.socket:
-    """A socket at that host and port, which does not listen yet.
-
-    At `::` it is one for IPv4 addresses, too, with any default of the machine.
+    """A socket at that host and port that does not listen yet; at `::` also for IPv4.
 
     Raises:
         OSError: there is no such address here, or the port is taken.
