@@ -31,7 +31,7 @@ from baton.serving.ingress.model_ingress import ModelIngress
 from baton.serving.ray.membership import Member
 from baton.serving.replica.deployment import host_options, metrics_endpoint
 from baton.serving.replica.engines import ReplicaSite, build_engine
-from baton.serving.shared.metadata import LINK_ADDRESS, REPLICA_ID
+from baton.serving.shared.names import LINK_ADDRESS, REPLICA_ID
 from benchmarks._systems import SCENARIOS
 
 _HOST = "127.0.0.1"

@@ -13,8 +13,12 @@ from baton.domain.errors import ComponentUnhealthy, RdmaMissing, TransferFailed
 from baton.runtime.link.client import LinkClient
 from baton.runtime.replica_host import ReplicaHost
 from baton.serving.ingress.model_ingress import ModelIngress
-from baton.serving.replica.deployment import EngineReplica, start_side_channel_watch
-from baton.serving.replica.side_channel_watch import SideChannelTiming, SideChannelWatch
+from baton.serving.replica.deployment import (
+    EngineReplica,
+    SideChannelTiming,
+    SideChannelWatch,
+    start_side_channel_watch,
+)
 from tests.fakes.link_rig import FAST_LINK, EventLog, running_host
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts, make_leg
 from tests.serving.configs import simulated

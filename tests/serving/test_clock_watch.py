@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.serving.controller.clock_step_guard import ClockStepGuard
+from baton.serving.controller.deployment import ClockStepGuard
 from baton.serving.scaling.ports import TickInputs
 from tests.serving.scaled_fleet import Clock
 

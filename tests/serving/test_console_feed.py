@@ -10,8 +10,8 @@ import pytest
 from baton.console.feed import Feed
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import NotRunning, TimedOut
-from baton.serving.controller import console_feed
-from baton.serving.controller.console_feed import CallIngresses, LiveFeed
+from baton.serving.controller import http_server
+from baton.serving.controller.http_server import CallIngresses, LiveFeed
 from baton.serving.ray.packing import pack
 from baton.serving.ray.serve_control import CallResults
 from tests.serving.configs import simulated
@@ -71,7 +71,7 @@ async def test_an_ingress_that_is_silent_is_named_and_hides_nobody() -> None:
 async def test_a_controller_that_has_seen_nothing_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(console_feed, "_QUERY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(http_server, "_QUERY_TIMEOUT_S", 0.01)
 
     def never() -> Awaitable[Mapping[str, object]]:
         return asyncio.Future()

@@ -8,8 +8,7 @@ import weakref
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.serving.controller.deployment import HeapTrimmer
-from baton.serving.controller.metrics_state import ControllerMetrics, ReportAges
+from baton.serving.controller.deployment import ControllerMetrics, HeapTrimmer, ReportAges
 from baton.serving.scaling.ports import TickInputs
 from baton.telemetry import catalogue as c
 from tests.serving.configs import simulated

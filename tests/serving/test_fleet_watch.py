@@ -9,7 +9,7 @@ import pytest
 from baton.domain.errors import LinkFailed
 from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
 from baton.domain.fleet import LossReason
-from baton.serving.ingress.fleet_watch import FleetWatch
+from baton.serving.ingress.model_ingress import FleetWatch
 from baton.serving.ray.membership import Member
 from tests.fakes.facts import replica_facts
 

@@ -30,9 +30,8 @@ from baton.runtime.keys.api_keys import mint
 from baton.runtime.keys.key_files import edit_key_file
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.process.log_events import FIELDS
-from baton.serving.ingress.deployment import Ingress
+from baton.serving.ingress.deployment import Ingress, MultiModelIngress
 from baton.serving.ingress.model_ingress import ModelIngress
-from baton.serving.ingress.multi_model import MultiModelIngress
 from baton.telemetry.catalogue import (
     ADMISSIONS,
     INGRESS_GENERATION,

@@ -9,7 +9,7 @@ import pytest
 from baton.domain.names.trace_context import TraceContext
 from baton.runtime.process.clock import MonotonicClock
 from baton.serving.ingress.auth import IngressAuth
-from baton.serving.ingress.telemetry import ingress_tracer
+from baton.serving.ingress.model_ingress import ingress_tracer
 from baton.telemetry.requests.tracing import Tracer
 from tests.serving.configs import simulated
 from tests.telemetry.test_waterfall import RECORD

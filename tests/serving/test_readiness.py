@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.serving.ingress.fleet_watch import FleetReadiness
+from baton.serving.ingress.model_ingress import FleetReadiness
 
 
 def test_an_ingress_is_not_ready_before_it_knows_a_replica_of_each_pool() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from baton.domain.errors import ApplyRejected
-from baton.serving.rollout.lease import RolloutLease
+from baton.serving.rollout.live_deployment import RolloutLease
 from tests.fakes.head_store import HeadStore
 
 

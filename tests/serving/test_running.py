@@ -13,9 +13,9 @@ from ray.exceptions import ActorUnavailableError, RpcError
 
 from baton.config import DeploymentConfig
 from baton.domain.errors import ApplyRejected, ClusterFailed
-from baton.serving.rollout.lease import RolloutLease
 from baton.serving.rollout.live_deployment import (
     LiveDeployment,
+    RolloutLease,
     cpu_shortfall,
     fits,
     no_room_reasons,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.serving.controller.scrape_targets import target_groups
+from baton.serving.controller.http_server import target_groups
 from baton.serving.ray.membership import Member
-from baton.serving.shared.metadata import METRICS_ADDRESS, REPLICA_ID
-from baton.serving.shared.names import INGRESS
+from baton.serving.shared.names import INGRESS, METRICS_ADDRESS, REPLICA_ID
 from baton.telemetry.catalogue import CATALOGUE, Component
 
 

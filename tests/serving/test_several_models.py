@@ -10,7 +10,7 @@ from baton.config import DeploymentConfig, load_config
 from baton.config.derive.options import split_by_model
 from baton.config.simulation.to_scenario import CannotModel, to_scenario
 from baton.serving.application.app import pool_options
-from baton.serving.ingress.multi_model import merge_statuses
+from baton.serving.ingress.deployment import merge_statuses
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -25,9 +25,8 @@ from baton.runtime.link.options import LinkOptions
 from baton.serving.application.app import controller_options, ingress_options, pool_options
 from baton.serving.controller.deployment import ControllerService, controller_http
 from baton.serving.ingress import deployment as ingress
-from baton.serving.ingress.deployment import Ingress
+from baton.serving.ingress.deployment import Ingress, MultiModelIngress
 from baton.serving.ingress.model_ingress import ModelIngress
-from baton.serving.ingress.multi_model import MultiModelIngress
 from baton.serving.ingress.rust_ingress import gate_settings, open_routes
 from baton.serving.ray import context as ray_context
 from baton.serving.replica import deployment as replica

@@ -33,7 +33,7 @@ from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.serving.http.metrics_endpoint import MetricsRenderer
-from baton.serving.ingress.telemetry import IngressTelemetry
+from baton.serving.ingress.model_ingress import IngressTelemetry
 from baton.simulator.fleet.fleet import VirtualFleet
 from baton.simulator.fleet.replica import VirtualReplica
 from baton.telemetry.catalogue import (

@@ -1,22 +1,22 @@
-"""The controller's part when adapters are loaded and unloaded while a deployment runs.
+"""The controller's part of loading and unloading adapters in a running deployment.
 
-Theory of operation. One change at a time. To load: the rules are asked
-(`control.adapter_registry`), then every replica of the model whether it has the files and room for
-their rank; one that has not ends it, and nothing has changed. Then the next version is written to
-the store (*commit*), replicas are told, and last the ingresses, which offer it from then on. To
-unload, ingresses are told that it is draining, and offer it no more. Replicas keep it until no
-ingress has had a request that needs it for `_QUIET_S`: a request may still be on its way from an
-API server to its coordinator. Then, or when the longest request must have ended, it leaves the
-registry.
+Theory of operation. One change runs at a time.
 
-Whoever is not told of a version finds it in the store, so a process that is away delays nothing.
+- Load: the rules (`control.fleet.adapter_registry`) and every replica of the model check the files
+  and the rank. A failed check changes nothing. The store takes the next version (*commit*); then
+  replicas, and last the ingresses, receive it.
+- Unload: ingresses mark the adapter as draining and reject new requests for it. The adapter leaves
+  the registry once no ingress has had a request for it for `_QUIET_S`, because a request may be
+  between an API server and its coordinator. The total timeout of requests bounds the drain.
+
+A process that misses a notice finds the version in the store, so it delays no change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +40,7 @@ from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
 _CHECK_TIMEOUT_S = 60.0
-"""For the slowest disk, or a hub from which an adapter is fetched."""
+"""Covers the slowest disk, or a hub from which a replica fetches the adapter."""
 _NOTIFY_TIMEOUT_S = 5.0
 _LOCK_TIMEOUT_S = 70.0
 _QUIET_S = 5.0
@@ -55,20 +55,18 @@ class CallReplicas(Protocol):
     async def __call__(
         self, deployment: str, method: str, *arguments: object, timeout_s: float
     ) -> CallResults:
-        """What they said, and why others said nothing."""
+        """Answers, and a reason for each replica without an answer."""
         ...
 
 
 @dataclass(slots=True)
 class _Drain:
-    """What is known of one adapter that is being unloaded."""
-
     started_at_s: float
     quiet_since_at_s: float | None = None
 
 
 class AdapterManager:
-    """Changes the registry of a deployment. A `TickListener`: it looks with each turn at drains."""
+    """Changes the registry of a deployment. As a `TickListener` it checks drains."""
 
     def __init__(
         self,
@@ -78,7 +76,7 @@ class AdapterManager:
         clock: Clock,
         store: AdapterStore | None = None,
     ) -> None:
-        """`config` says which holds now."""
+        """`config` returns the configuration in force."""
         self._config = config
         self._call = call
         self._clock = clock
@@ -89,7 +87,7 @@ class AdapterManager:
         self._checked_at_s = float("-inf")
 
     async def load(self, request: LoadRequest) -> AdapterRejection | None:
-        """Add an adapter to a model; says why it is not, or None."""
+        """Add an adapter to a model; returns the reason if that fails."""
 
         async def change(registry: AdapterRegistry) -> AdapterRegistry | AdapterRejection:
             after = load_adapter(registry, request, adapter_rules(self._config()))
@@ -101,7 +99,7 @@ class AdapterManager:
         return await self._commit_change("adapter_loaded", request.name, request.tenant, change)
 
     async def unload(self, name: str, tenant: str) -> AdapterRejection | None:
-        """Have an adapter taken away once no request needs it; says why it is not, or None."""
+        """Start to drain an adapter; returns the reason if that fails."""
 
         async def change(registry: AdapterRegistry) -> AdapterRegistry | AdapterRejection:
             return unload_adapter(registry, name, adapter_rules(self._config()))
@@ -109,7 +107,7 @@ class AdapterManager:
         return await self._commit_change("adapter_unloading", name, tenant, change)
 
     def rows(self) -> list[dict[str, object]]:
-        """Every adapter that was added, for operators."""
+        """Every loaded or draining adapter, for operators."""
         rules = adapter_rules(self._config())
         not_served = {
             adapter.key: why for adapter, why in unserved_adapters(self.follower.registry, rules)
@@ -128,7 +126,7 @@ class AdapterManager:
         return rows
 
     async def on_tick(self, _inputs: TickInputs) -> None:
-        """Take away what has drained."""
+        """Remove drained adapters."""
         now_s = self._clock.now_s()
         if (
             not self.follower.registry.draining
@@ -158,7 +156,7 @@ class AdapterManager:
         return drained
 
     async def _in_flight(self) -> Mapping[str, int] | None:
-        """How many requests need each adapter; None where not all ingresses say it."""
+        """How many requests need each adapter; None unless all ingresses answer."""
         version = self.follower.registry.version
         answers = await self._call(
             INGRESS,
@@ -172,8 +170,7 @@ class AdapterManager:
                 return None
             for key, count in value["needed"].items():
                 counts[key] = counts.get(key, 0) + int(count)
-        unresponsive = [why for why in answers.failures if not why.endswith(NO_REPLICA_READY)]
-        return None if unresponsive else counts
+        return None if _unresponsive([answers]) else counts
 
     async def _remove_drained(self, keys: Sequence[str]) -> None:
         async def change(registry: AdapterRegistry) -> AdapterRegistry | AdapterRejection:
@@ -216,7 +213,7 @@ class AdapterManager:
         return updated
 
     async def _check_replicas(self, model: str, source: str) -> AdapterRejection | None:
-        """Why a replica of the model cannot serve what is there."""
+        """Why a replica of the model cannot serve the adapter."""
         pools = [name for name, pool in self._config().pools.items() if pool.model == model]
         places = list(adapter_rules(self._config())[model].paths)
         answers = await asyncio.gather(
@@ -225,14 +222,11 @@ class AdapterManager:
                 for pool in pools
             )
         )
-        for other in answers:
-            for answer in other.values:
+        for pool_answers in answers:
+            for answer in pool_answers.values:
                 if isinstance(answer, dict):
                     return AdapterRejection(status=int(answer["status"]), why=str(answer["why"]))
-            # A pool without replicas has nobody to ask; they look when a request needs it.
-            if unresponsive := [
-                why for why in other.failures if not why.endswith(NO_REPLICA_READY)
-            ]:
+            if unresponsive := _unresponsive([pool_answers]):
                 why = (
                     f"a replica does not say whether it has the adapter ({unresponsive[0]});"
                     " try again"
@@ -241,7 +235,7 @@ class AdapterManager:
         return None
 
     async def _notify(self, registry: AdapterRegistry) -> None:
-        """Tell replicas, then ingresses: what is offered must be there."""
+        """Notify replicas first, so that ingresses offer only adapters that replicas have."""
         text = encode_registry(registry)
         pools = (
             self._call(pool, "apply_adapters", text, timeout_s=_NOTIFY_TIMEOUT_S)
@@ -251,12 +245,7 @@ class AdapterManager:
         answers.append(
             await self._call(INGRESS, "apply_adapters", text, timeout_s=_NOTIFY_TIMEOUT_S)
         )
-        if unresponsive := [
-            why
-            for answer in answers
-            for why in answer.failures
-            if not why.endswith(NO_REPLICA_READY)
-        ]:
+        if unresponsive := _unresponsive(answers):
             fields = {
                 "version": registry.version,
                 "why": unresponsive[0],
@@ -268,3 +257,10 @@ class AdapterManager:
         for adapter, why in unserved_adapters(registry, adapter_rules(self._config())):
             fields = {"adapter": adapter.name, "model": adapter.model, "why": why}
             log_event(_LOGGER, logging.WARNING, "adapter_not_served", fields)
+
+
+def _unresponsive(answers: Iterable[CallResults]) -> list[str]:
+    """Failures, but for pools without replicas: theirs check when a request needs the adapter."""
+    return [
+        why for calls in answers for why in calls.failures if not why.endswith(NO_REPLICA_READY)
+    ]

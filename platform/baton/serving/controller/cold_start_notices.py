@@ -1,9 +1,8 @@
-"""Tells ingresses how long the first replica of a model takes that has none.
+"""Tells ingresses how long a model without replicas takes to start its first one.
 
-Theory of operation. After each turn of the scaling loop its last observation is made into one
-`ColdStart` for each model (`control.queue.cold_start_forecast`). Ingresses are told when that has
-changed, or when one of them is new: while pools have replicas, and while they rest at zero,
-nothing changes and nothing is sent. Whoever does not answer is told again in the next turn.
+Theory of operation. Each tick turns the last observation into one `ColdStart` per model
+(`control.queue.cold_start_forecast`). The notifier sends them when they change or an ingress is
+new. It sends again in the next tick if an ingress did not answer.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from baton.serving.scaling.plan import ScalingPlan
 from baton.serving.scaling.ports import TickInputs
 
 ColdStartsByModel = Mapping[str, ColdStart]
-"""By model; under an empty name where there is only one."""
+"""By model; the empty name if there is only one."""
 SendColdStarts = Callable[[ColdStartsByModel], Awaitable[int]]
-"""Tells all ingresses; returns how many of them have taken it."""
+"""Returns how many ingresses accepted."""
 
 
 class ColdStartNotifier:
-    """See the module's theory of operation. A `TickListener`."""
+    """See the module. A `TickListener`."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class ColdStartNotifier:
         self._recipients: frozenset[str] = frozenset()
 
     async def on_tick(self, inputs: TickInputs) -> None:
-        """Tell what is new."""
+        """Send cold starts that changed."""
         observation = self._observation()
         ingresses = frozenset(report.coordinator_id for report in inputs.reports)
         if observation is None or not ingresses:
@@ -64,6 +63,6 @@ class ColdStartNotifier:
 
 
 def _rounded(start: ColdStart) -> ColdStart:
-    """To tenths of a second: more is not known, and is not sent again and again."""
+    """To tenths of a second, so that noise causes no messages."""
     left_s = None if start.remaining_s is None else round(start.remaining_s, 1)
     return start._replace(duration_s=round(start.duration_s, 1), remaining_s=left_s)

@@ -1,18 +1,21 @@
-"""The controller: a small actor that scales pools and deals out quotas; no request waits for it."""
+"""The controller: a small actor that scales pools and divides quotas; no request waits for it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 
 from prometheus_client.metrics_core import Metric as Family
 
+import baton
 from baton.config.derive.options import (
+    devices_per_replica,
     ingress_bounds,
+    price_per_hour,
     scales_from_zero,
     slo_classes,
     split_by_model,
@@ -27,14 +30,16 @@ from baton.runtime.ports import Clock
 from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.process.gc_tuning import freeze_startup_heap, trim_memory
 from baton.serving.controller.adapter_manager import AdapterManager
-from baton.serving.controller.clock_step_guard import ClockStepGuard
 from baton.serving.controller.cold_start_notices import ColdStartNotifier
-from baton.serving.controller.console_feed import LiveFeed, call_ingresses
-from baton.serving.controller.http_server import ControllerHttp
+from baton.serving.controller.http_server import (
+    ControllerHttp,
+    LiveFeed,
+    TargetGroup,
+    call_ingresses,
+    target_groups,
+)
 from baton.serving.controller.ingress_scaler import IngressScaler
-from baton.serving.controller.metrics_state import ControllerMetrics, ReportAges, prices
 from baton.serving.controller.quota_allocator import QuotaAllocator
-from baton.serving.controller.scrape_targets import TargetGroup, target_groups
 from baton.serving.controller.serve_fleet import ClusterControllerStore, ServeFleet
 from baton.serving.controller.usage_store import UsageStore
 from baton.serving.http.metrics_endpoint import MetricsRenderer
@@ -46,10 +51,12 @@ from baton.serving.scaling.loop import ScalingLoop
 from baton.serving.scaling.plan import observer_options, scaling_plan
 from baton.serving.scaling.ports import TickInputs
 from baton.serving.scaling.reports import (
+    RecentClassStats,
     class_rows,
     demand_row,
     override_rows,
     pool_rows,
+    recent_class_stats,
     remaining_s,
     tick_rows,
 )
@@ -59,20 +66,28 @@ from baton.serving.store.config_participant import ConfigParticipant, Switch
 from baton.serving.store.config_store import Generations, LiveConfig, unix_time_s
 from baton.serving.versions import code_version
 from baton.telemetry.logs import configure_logs, log_event
+from baton.telemetry.metrics.controller import (
+    ClassStatus,
+    ControllerState,
+    PoolSize,
+    controller_families,
+)
+from baton.telemetry.metrics.usage_meter import UsageMeter
 
 _LOGGER = logging.getLogger(__name__)
 _MEMBER_FIELDS = ("replica_id", "pool", "role", "link", "pid")
 _FIRST_VIEW_TIMEOUT_S = 10.0
 _HEAP_TRIM_INTERVAL_S = 60.0
 Json = dict[str, object]
+_MIN_CLOCK_STEP_S = 10.0
+"""Serve's health checks are seconds apart, so smaller steps do no harm."""
 
 
 class ControllerService:
-    """Everything the controller owns; `start` sets it going, `close` ends it.
+    """Every component of the controller, which can recover all its state.
 
-    It holds nothing that cannot be found again: the configuration comes with the deployment, the
-    members from Serve, overrides and usage from the cluster's store. When it dies, requests are
-    served on, pools stay as they are, quotas as they were dealt out last, and Serve starts another.
+    The configuration comes with the deployment, members from Serve, overrides and usage from the
+    cluster's store. While it is down, pools and quotas stay as they are.
     """
 
     def __init__(self, config: DeploymentConfig, *, app: str, name: str) -> None:
@@ -133,14 +148,14 @@ class ControllerService:
         )
 
     async def start(self) -> None:
-        """Begin to follow the members, and to take turns."""
+        """Start to follow members, adapters and ticks."""
         await self._membership.start()
         await self.adapters.follower.start()
         self._loop.start()
         freeze_startup_heap()
 
     async def close(self) -> None:
-        """Stop both, and note what was used for the next one. Idempotent."""
+        """Stop all of them, and save usage for the next controller. Idempotent."""
         await self._loop.stop()
         await self.adapters.follower.close()
         await self._membership.stop()
@@ -151,39 +166,32 @@ class ControllerService:
             log_event(_LOGGER, logging.WARNING, "usage_not_noted", fields)
 
     def check(self) -> None:
-        """Raise when pools are scaled and quotas dealt out no more.
-
-        Raises:
-            Broken: what has to go on for ever has ended.
-        """
+        """Raises `ComponentUnhealthy` if the scaling loop has ended."""
         if self._loop.has_ended:
             raise ComponentUnhealthy("controller", "its scaling loop has ended")
 
     def prepare_switch(self, config: DeploymentConfig) -> Switch:
-        """The way to another configuration; whatever can fail has not.
+        """Prepare another configuration; the returned function cannot fail.
 
         Raises:
-            ConfigInvalid: a scaling policy of the user's own cannot be used.
+            ConfigInvalid: a custom scaling policy cannot be used.
         """
-        plan, slos, tenant_limits = (
-            scaling_plan(config),
-            slo_classes(config).classes,
-            tenants(config),
-        )
+        plan, slos = scaling_plan(config), slo_classes(config).classes
+        tenant_limits = tenants(config).values()
         plan.policy()
 
         async def switch() -> None:
             self._config, self._slos = config, slos
             self.metrics.reconfigure(config)
             self._observer.reconfigure(options=observer_options(plan), slos=slos)
-            self._quotas.reconfigure(tenant_limits.values())
+            self._quotas.reconfigure(tenant_limits)
             self._loop.reconfigure(plan)
             self.adapters.follower.reapply()
 
         return switch
 
     async def status(self) -> Json:
-        """What was asked for, which replicas there are, how classes fare, what scaling does."""
+        """Configured and running replicas, results of classes, and the autoscaler's state."""
         async with asyncio.timeout(_FIRST_VIEW_TIMEOUT_S):
             await self._members_known.wait()
         now_s, observation = self._clock.now_s(), self._loop.last_observation
@@ -204,10 +212,10 @@ class ControllerService:
         }
 
     async def scale(self, pool: str, replicas: int | None, for_s: float | None) -> Json:
-        """Set a pool's replicas by hand, or with None leave it to the autoscaler again.
+        """Override a pool's replicas; None releases it to the autoscaler.
 
-        Returns what happens now; or, under `refused`, why it does not, with the `remedy`: errors of
-        our own would reach the caller wrapped in Ray's.
+        Returns the new state. A rejection is in the result as `refused` and `remedy`, because Ray
+        would wrap our errors in its own.
         """
         old_state = self._loop.states.get(pool)
         try:
@@ -246,8 +254,8 @@ class ControllerService:
         return {"autoscaler": self._loop.plan.description, "ticks": rows}
 
     def usage(self) -> Json:
-        """What each tenant has used since the deployment began, and what was paid for besides."""
-        totals, device_prices = self._usage.usage(), prices(self._config)
+        """Usage of each tenant, and other costs, since the deployment began."""
+        totals, device_prices = self._usage.usage(), _prices(self._config)
         rows = usage_rows(totals.tallies, totals.spent, totals.pools, device_prices)
         return {
             "since_s": round(totals.duration_s, 1),
@@ -256,13 +264,13 @@ class ControllerService:
         }
 
     def targets(self, address: str | None, node: str) -> list[TargetGroup]:
-        """Every process that has metrics; this one's are at `address`, if anywhere."""
+        """Every process with metrics; the controller's own are at `address`."""
         return target_groups(self._membership.members, controller=address, node=node)
 
     def _replicas(self) -> list[Member]:
         pools = self._config.pools
         members = (member for member in self._membership.members if member.deployment in pools)
-        return sorted(members, key=_member_key)
+        return sorted(members, key=lambda member: (member.deployment, member.replica_id))
 
     def _autoscaler_status(self) -> Json:
         counters, ticks = self._loop.counters, self._loop.history()
@@ -283,7 +291,7 @@ class ControllerService:
         }
 
     def _cold_start_wait_s(self) -> float | None:
-        """How long requests wait for a first replica; None where no model goes to zero."""
+        """How long requests wait for a first replica; None if no model scales to zero."""
         scales_to_zero = any(
             scales_from_zero(part) for part in split_by_model(self._config).values()
         )
@@ -291,14 +299,14 @@ class ControllerService:
 
 
 class HeapTrimmer:
-    """Tidies the heap once in a while. A `TickListener`."""
+    """Returns free heap memory to the system at intervals. A `TickListener`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due_at_s = clock.now_s() + _HEAP_TRIM_INTERVAL_S
 
     async def on_tick(self, _inputs: TickInputs) -> None:
-        """Tidy, if it is time."""
+        """Trim the heap if it is due."""
         now_s = self._clock.now_s()
         if now_s >= self._due_at_s:
             self._due_at_s = now_s + _HEAP_TRIM_INTERVAL_S
@@ -306,7 +314,7 @@ class HeapTrimmer:
 
 
 class Controller:
-    """The class behind the controller deployment; `app` decorates it."""
+    """The class of the controller deployment; `application.app` decorates it."""
 
     async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]
         from baton.serving.ray.context import app_name, node_address, replica_name
@@ -327,10 +335,7 @@ class Controller:
         log_event(_LOGGER, logging.INFO, "controller_started", {"controller": replica_name()})
 
     async def status(self) -> bytes:
-        """See `ControllerService.status`.
-
-        Also which generation of the configuration holds; packed.
-        """
+        """See `ControllerService.status`, with the configuration's generation; packed."""
         status = await full_status(self._service, self._config_participant)
         return pack({**status, "observability": self._http.status()})
 
@@ -339,12 +344,12 @@ class Controller:
         return await self._service.scale(pool, replicas, for_s)
 
     async def load_adapter(self, fields: Mapping[str, object]) -> Json | None:
-        """See `AdapterManager.load`; what is refused comes with its status."""
+        """See `AdapterManager.load`; a rejection has its HTTP status."""
         request = LoadRequest(**fields)  # type: ignore[arg-type]
         return _refusal_json(await self._service.adapters.load(request))
 
     async def unload_adapter(self, name: str, tenant: str) -> Json | None:
-        """See `AdapterManager.unload`; what is refused comes with its status."""
+        """See `AdapterManager.unload`; a rejection has its HTTP status."""
         return _refusal_json(await self._service.adapters.unload(name, tenant))
 
     async def usage(self) -> bytes:
@@ -360,7 +365,7 @@ class Controller:
         self._service.check()
 
     async def config(self) -> LiveConfig:
-        """What holds now."""
+        """The configuration in force."""
         return self._config_participant.live
 
     async def prepare_config(self, base_generation: int, config: DeploymentConfig) -> str:
@@ -372,21 +377,20 @@ class Controller:
         return await self._config_participant.commit(live)
 
     async def __del__(self) -> None:
-        """Serve's shutdown hook."""
         await self._http.close()
         await self._config_participant.close()
         await self._service.close()
 
 
 async def full_status(service: ControllerService, participant: ConfigParticipant) -> Json:
-    """See `ControllerService.status`; also which generation of the configuration holds."""
+    """See `ControllerService.status`, with the configuration's generation."""
     return {**await service.status(), "generation": participant.live.generation}
 
 
 def controller_http(
     service: ControllerService, participant: ConfigParticipant, *, app: str, node: str
 ) -> ControllerHttp:
-    """Where a controller can be looked at."""
+    """The controller's HTTP server."""
 
     def collect() -> Iterable[Family]:
         generation, refused = participant.live.generation, participant.rejected
@@ -410,10 +414,150 @@ def _refusal_json(refusal: AdapterRejection | None) -> Json | None:
     return None if refusal is None else asdict(refusal)
 
 
-def _member_key(member: Member) -> tuple[str, str]:
-    return (member.deployment, member.replica_id)
-
-
 def _member_row(member: Member) -> Json:
     row = {name: member.metadata[name] for name in _MEMBER_FIELDS if name in member.metadata}
     return {"node": member.node_ip} | row
+
+
+class ClockStepGuard:
+    """See the module. A `TickListener`.
+
+    Theory of operation. Ray Serve (2.60) times its health checks by the wall clock. After a step
+    back by an hour it checks no replica for an hour and replaces none that dies. A restarted Serve
+    controller has no last check; the restart costs no request. Each tick compares the wall clock
+    with the monotonic clock. A slewed clock needs no action; a step forward delays each health
+    check once.
+
+    The guard cannot see the clock of another node that runs Serve's controller.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        wall_now_s: Callable[[], float],
+        restart_serve_controller: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._clock = clock
+        self._wall_now_s = wall_now_s
+        self._restart_serve_controller = restart_serve_controller
+        self._offset_s = self._offset()
+
+    async def on_tick(self, _inputs: TickInputs) -> None:
+        """Restart Serve's controller if the clock was set back since the last tick."""
+        offset_s = self._offset()
+        step_back_s = self._offset_s - offset_s
+        if step_back_s > _MIN_CLOCK_STEP_S:
+            fields = {
+                "back_s": round(step_back_s, 1),
+                "then": "Ray Serve's controller starts again",
+            }
+            log_event(_LOGGER, logging.WARNING, "clock_set_back", fields)
+            await self._restart_serve_controller()
+        self._offset_s = offset_s  # only now: the next tick retries after a failure
+
+    def _offset(self) -> float:
+        return self._wall_now_s() - self._clock.now_s()
+
+
+class ReportAges:
+    """Records when ingresses last reported. A `TickListener`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._all_reported_at_s = clock.now_s()
+        self.unresponsive = 0
+
+    @property
+    def age_s(self) -> float:
+        """Since every ingress reported, or since the start."""
+        return self._clock.now_s() - self._all_reported_at_s
+
+    async def on_tick(self, inputs: TickInputs) -> None:
+        """Record the reports of a tick."""
+        self.unresponsive = inputs.unresponsive_ingresses
+        if inputs.reports and not inputs.unresponsive_ingresses:
+            self._all_reported_at_s = self._clock.now_s()
+
+
+class ControllerMetrics:
+    """The metrics of one controller."""
+
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        *,
+        loop: ScalingLoop,
+        observer: Observer,
+        report_ages: ReportAges,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._observer = observer
+        self._report_ages = report_ages
+        self._clock = clock
+        self._usage = UsageMeter()
+
+    def reconfigure(self, config: DeploymentConfig) -> None:
+        """Use other prices, bounds and classes."""
+        self._ingest_usage()  # usage until now has the old price
+        self._config = config
+
+    def state(self, *, generation: int = 0, refused_configs: int = 0) -> ControllerState:
+        """The current values."""
+        ticks = self._loop.history()
+        return ControllerState(
+            version=baton.__version__,
+            model=self._config.model_name,
+            generation=generation,
+            rejected_configs=refused_configs,
+            pools=tuple(self._pools()),
+            observation=self._loop.last_observation,
+            tick=ticks[-1] if ticks else None,
+            counters=self._loop.counters,
+            overridden_pools=len(self._loop.overrides()),
+            report_age_s=self._report_ages.age_s,
+            unresponsive_ingresses=self._report_ages.unresponsive,
+            classes=tuple(self._classes()),
+        )
+
+    def families(self, *, generation: int, refused_configs: int) -> Iterable[Family]:
+        """Every metric, with its current value."""
+        self._ingest_usage()
+        state = self.state(generation=generation, refused_configs=refused_configs)
+        return controller_families(state, self._usage)
+
+    def _pools(self) -> Iterable[PoolSize]:
+        states = self._loop.states
+        for name, pool in self._config.pools.items():
+            state, price = states.get(name), price_per_hour(pool)
+            yield PoolSize(
+                name=name,
+                min=pool.replicas.min,
+                max=pool.replicas.max,
+                desired=None if state is None else state.target,
+                running=None if state is None else state.running,
+                starting=None if state is None else state.starting,
+                stopping=None if state is None else state.stopping,
+                price_per_hour=None if price is None else price * devices_per_replica(pool),
+            )
+
+    def _classes(self) -> Iterable[ClassStatus]:
+        recent, now_s = recent_class_stats(self._observer), self._clock.now_s()
+        for name, slo in sorted(slo_classes(self._config).classes.items()):
+            current = recent.get(name, RecentClassStats())
+            yield ClassStatus(
+                slo=slo,
+                recent=current.counts,
+                over_window=self._observer.cluster_totals.counts_in_window(slo, now_s),
+            )
+
+    def _ingest_usage(self) -> None:
+        totals = self._observer.cluster_totals
+        self._usage.ingest(totals.gpu_usage(), totals.pools(), _prices(self._config))
+
+
+def _prices(config: DeploymentConfig) -> Mapping[str, float]:
+    """Per device and hour, by pool; without unpriced pools."""
+    by_pool = {name: price_per_hour(pool) for name, pool in config.pools.items()}
+    return {name: price for name, price in by_pool.items() if price is not None}

@@ -1,14 +1,12 @@
-"""What can be seen of a deployment at one address: metrics, whom else to ask, the live page.
+"""The controller's HTTP server: metrics, service discovery and the console.
 
-*Theory of operation.* The controller serves it, on a port of its own. `/metrics` are its numbers,
-`/sd` names every process that has some (Prometheus' HTTP service discovery), `/healthz` says that
-it is there, and the console is at `/`. All of it only reads. Where a token is configured, all but
-`/healthz` asks for it. Where there is none, only this machine can ask (`config.checks.topology`);
-and so that no page in a browser on this machine can, under a name of its own that leads here, the
-name by which the server is called must then be one of this machine's.
+*Theory of operation.* The server has a port of its own and only reads. `/metrics` returns the
+controller's metrics, `/sd` the targets for Prometheus' HTTP service discovery, `/healthz` that it
+runs, and `/` the console. With a configured token all paths but `/healthz` require it. Without one,
+only this machine can connect (`config.checks.topology`), and the Host header must name this
+machine. That check stops DNS rebinding by a page in a browser.
 
-What may fail: the port is taken. That is said once, with what to do, and tried again; nothing that
-serves requests depends on it.
+If the port is taken, the server logs that once and retries; no request depends on it.
 """
 
 from __future__ import annotations
@@ -16,17 +14,28 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
+from baton.config.schema.deployment import DeploymentConfig
 from baton.config.schema.observability import ObservabilityConfig
-from baton.console.feed import Feed
+from baton.config.write.render import render_redacted
+from baton.console.feed import Feed, Row
+from baton.domain.commands import RecordSelection
+from baton.domain.errors import NotRunning, TimedOut
 from baton.domain.names.addresses import format_address, is_any_address, parse_address
-from baton.serving.controller.scrape_targets import TargetGroup
-from baton.serving.http.access import TokenAuthMiddleware, TokenFile, restrict_hosts
+from baton.serving.http.access_token import TokenAuthMiddleware, TokenFile
+from baton.serving.http.allowed_hosts import restrict_hosts
 from baton.serving.http.metrics_endpoint import METRICS_PATH, MetricsRenderer
 from baton.serving.http.side_server import AsgiApp, Message, Receive, Scope, Send, SideServer
+from baton.serving.ray import serve_control
+from baton.serving.ray.membership import Member
+from baton.serving.ray.packing import unpack
+from baton.serving.ray.serve_control import CallResults
+from baton.serving.shared.names import INGRESS, METRICS_ADDRESS, REPLICA_ID
+from baton.serving.shared.reports import merge_link_reports, merge_request_reports
+from baton.telemetry.catalogue import Component
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -46,7 +55,19 @@ _SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
-"""Of every answer that does not say otherwise itself."""
+"""Added unless the response sets them."""
+_QUERY_TIMEOUT_S = 3.0
+"""Answers take milliseconds, so a viewer learns of a failure after this time."""
+_Rows = Sequence[Row]
+TargetGroup = Mapping[str, object]
+
+
+class CallIngresses(Protocol):
+    """Calls a method of every ingress."""
+
+    def __call__(self, method: str, *arguments: object) -> Awaitable[CallResults]:
+        """Answers, and a reason for each ingress without an answer."""
+        ...
 
 
 class ControllerHttp:
@@ -62,15 +83,15 @@ class ControllerHttp:
         feed: Feed,
         retry_s: float = _RETRY_S,
     ) -> None:
-        """Nothing is served yet.
+        """Nothing is served before `start`.
 
         Args:
-            config: what is to be seen, where, and by whom.
-            node: the address by which other nodes reach this one.
-            metrics: the controller's own.
-            targets: whom to ask, given where this endpoint is reached.
-            feed: what the console shows.
-            retry_s: how long until a port that is taken is tried again.
+        config: the pages to serve, their address and their token.
+        node: the address by which other nodes reach this node.
+        metrics: the controller's own.
+        targets: maps this server's address to the scrape targets.
+        feed: the console's data.
+        retry_s: until a taken port is tried again.
         """
         self._config = config
         self._node = node
@@ -83,7 +104,7 @@ class ControllerHttp:
 
     @property
     def address(self) -> str | None:
-        """Where it is reached, `host:port`; None while it is not."""
+        """`host:port` for other nodes; None while it does not listen."""
         address = None if self._server is None else self._server.address
         if address is None:
             return None
@@ -91,7 +112,7 @@ class ControllerHttp:
         return format_address(self._node, parsed.port) if is_any_address(parsed.host) else address
 
     def status(self) -> dict[str, object]:
-        """For operators: where it is, or why it is nowhere."""
+        """For operators: the URL, or why there is none."""
         metrics, console = self._config.metrics.enabled, self._config.console.enabled
         report: dict[str, object] = {"url": None, "metrics": metrics, "console": console}
         if not (metrics or console):
@@ -104,7 +125,7 @@ class ControllerHttp:
         }
 
     async def start(self) -> None:
-        """Serve from now on, if anything is to be; never raises."""
+        """Listen, if metrics or the console are enabled; never raises."""
         config = self._config
         if self._server is not None or not (config.metrics.enabled or config.console.enabled):
             return
@@ -113,16 +134,16 @@ class ControllerHttp:
             name="observatory",
             host=config.metrics.host,
             port=config.metrics.port,
-            remedy=f"end who has the port, or set {_PORT_KEY} to another one (0: any free one)",
+            remedy=f"free the port, or set {_PORT_KEY} to another (0: any free port)",
             retry_interval_s=self._retry_s,
         )
-        # A context of its own: Ray would take what is asked here for part of the call in which it
-        # was started, and cancel it with that.
+        # A context of its own: Ray would count this task as part of the current call, and cancel it
+        # together with that call.
         start_task = asyncio.create_task(self._server.start(), context=contextvars.Context())
         await asyncio.shield(start_task)
 
     async def close(self) -> None:
-        """Serve no more. Idempotent."""
+        """Stop listening. Idempotent."""
         server, self._server = self._server, None
         if self._close_console is not None:
             await self._close_console()
@@ -130,7 +151,7 @@ class ControllerHttp:
             await server.close()
 
     def app(self) -> AsgiApp:
-        """What is served, behind what guards it."""
+        """The application behind its guards."""
         from starlette.applications import Starlette
         from starlette.routing import Route
 
@@ -151,7 +172,7 @@ class ControllerHttp:
             console = console_app(self._feed)
             self._close_console = console.state.hub.close
             return [Mount("/", console)]
-        except Exception:  # a page that cannot be shown is no reason to have no metrics
+        except Exception:  # a broken console leaves the metrics available
             _LOGGER.exception("the console cannot be shown")
             return []
 
@@ -168,7 +189,7 @@ async def _healthy(_request: Request) -> Response:
 
 
 def guard_app(app: AsgiApp, config: ObservabilityConfig) -> AsgiApp:
-    """An app behind its token, under its own names only, with headers that browsers heed."""
+    """An app behind its token and host check, with security headers."""
     path = config.token_file
     token = None if path is None else TokenFile(Path(path))
     token_gate = TokenAuthMiddleware(app, token, open_paths={HEALTH_PATH})
@@ -176,8 +197,6 @@ def guard_app(app: AsgiApp, config: ObservabilityConfig) -> AsgiApp:
 
 
 class _SecurityHeaders:
-    """Adds to every answer the headers that it does not have."""
-
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
 
@@ -191,3 +210,108 @@ class _SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+def call_ingresses(app: str) -> CallIngresses:
+    """A function that calls the ingresses of an application on Ray Serve."""
+
+    async def call(method: str, *arguments: object) -> CallResults:
+        return await serve_control.call_all(
+            app, INGRESS, method, *arguments, timeout_s=_QUERY_TIMEOUT_S
+        )
+
+    return call
+
+
+class LiveFeed:
+    """The `console.feed.Feed` of a running deployment."""
+
+    def __init__(
+        self,
+        *,
+        status: Callable[[], Awaitable[Row]],
+        ticks: Callable[[int], Row],
+        config: Callable[[], DeploymentConfig],
+        call: CallIngresses,
+    ) -> None:
+        """`status` and `ticks` are methods of `ControllerService`."""
+        self._status = status
+        self._ticks = ticks
+        self._config = config
+        self._call = call
+
+    async def overview(self) -> Row:
+        """See `Feed.overview`; ingresses that do not answer are under `silent`."""
+        try:
+            async with asyncio.timeout(_QUERY_TIMEOUT_S):
+                status = await self._status()
+        except TimeoutError as error:
+            raise TimedOut("the controller has seen no replica yet", "wait") from error
+        answers = await self._call("status")
+        ingresses = [unpack(value) for value in answers.values]
+        unresponsive = {"silent": list(answers.failures)} if answers.failures else {}
+        return {**status, "ingresses": ingresses, **unresponsive}
+
+    async def links(self) -> _Rows:
+        """See `Feed.links`."""
+        return merge_link_reports(await self._rows("links"))
+
+    async def requests(self, count: int, order: RecordSelection) -> _Rows:
+        """See `Feed.requests`."""
+        return merge_request_reports(await self._rows("requests", count, str(order)), count, order)
+
+    async def request(self, request_id: str) -> _Rows:
+        """See `Feed.request`."""
+        return [report for rows in await self._rows("explain", request_id) for report in rows]
+
+    async def ticks(self, count: int) -> _Rows:
+        """See `Feed.ticks`."""
+        return cast("_Rows", self._ticks(count)["ticks"])
+
+    async def config(self) -> str:
+        """See `Feed.config`."""
+        return render_redacted(self._config())
+
+    async def _rows(self, method: str, *arguments: object) -> list[_Rows]:
+        answers = await self._call(method, *arguments)
+        if not answers.values:
+            why = "; ".join(answers.failures) or "there is none"
+            raise NotRunning(f"no ingress answers: {why}", "look at 'baton status'")
+        return [cast("_Rows", unpack(value)) for value in answers.values]
+
+
+def target_groups(
+    members: Iterable[Member], *, controller: str | None, node: str
+) -> list[TargetGroup]:
+    """Every process with metrics, in a stable order.
+
+    Prometheus adds a target's labels to every series. So they differ from the metrics' own labels:
+    ingresses and the controller label metrics with `pool`.
+
+    `controller` is the address of its endpoint, None without; `node` is its node.
+    """
+    groups: list[TargetGroup] = []
+    if controller is not None:
+        groups.append(_target_group(controller, Component.CONTROLLER, node=node))
+    for member in sorted(members, key=lambda member: (member.deployment, member.replica_id)):
+        address = member.metadata.get(METRICS_ADDRESS)
+        if not address:
+            continue
+        if member.deployment == INGRESS:
+            labels = {"replica": member.replica_id}
+            component = Component.INGRESS
+        else:
+            replica_id = str(member.metadata.get(REPLICA_ID, member.replica_id))
+            labels = {"pool": member.deployment, "replica": replica_id}
+            component = Component.REPLICA
+        # An ingress of several models has one address for each.
+        groups += [
+            _target_group(part, component, node=member.node_ip, **labels)
+            for part in str(address).split(",")
+        ]
+    return groups
+
+
+def _target_group(address: str, component: Component, **labels: str) -> TargetGroup:
+    target_labels = {"__metrics_path__": METRICS_PATH, "component": str(component), **labels}
+    return {"targets": [address], "labels": target_labels}

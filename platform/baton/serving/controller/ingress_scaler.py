@@ -1,10 +1,9 @@
-"""Keeps as many ingresses as are needed, where the configuration lets their number change.
+"""Scales ingresses within the configured bounds.
 
-Theory of operation. With each turn of the scaling loop every ingress is asked how much processor
-time it has needed; what it needed since the turn before, of what it can use, is how busy it was.
-The time for which others had its core counts: one that gets half a core is as full at half of the
-use. Where one does not answer, or has only just come, nothing is decided: it may be the one that
-was asked for in the turn before. An ingress that goes is told so by Serve, and drains.
+Theory of operation. Each tick asks every ingress for its processor time. The difference to the last
+tick, divided by its cores, is how busy it was. Time that an ingress waited for a core counts as
+used. If an ingress is new or does not answer, the scaler decides nothing. Serve drains an ingress
+that it removes.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class IngressUsage(NamedTuple):
-    """What one ingress has used since it began."""
+    """The processor time of one ingress since its start."""
 
     ingress: str
     needed_s: float
-    """Processor time that it has used, and that it has waited for."""
+    """Used, and waited for."""
     at_s: float
-    """On its own clock."""
+    """By the ingress' own clock."""
     cores: float
-    """How many it can keep busy."""
 
 
 class IngressScaler:
-    """See the module's theory of operation. A `TickListener`."""
+    """See the module. A `TickListener`."""
 
     def __init__(
         self,
@@ -45,14 +43,14 @@ class IngressScaler:
         scale: Callable[[int], Awaitable[None]],
         clock: Clock,
     ) -> None:
-        """Take what it asks and tells.
+        """Nothing is asked before the first tick.
 
         Args:
-            bounds: How many there may be.
-            usage: What each ingress has used, and how many did not say.
-            target: How many there are to be at present; None where Serve does not say.
-            scale: Has there be so many.
-            clock: For how long things are calm.
+        bounds: minimum and maximum of ingresses.
+        usage: returns the usage of each ingress, and how many did not answer.
+        target: returns the desired ingresses; None if Serve does not answer.
+        scale: sets the desired ingresses.
+        clock: times stabilization windows.
         """
         self._bounds = bounds
         self._sizer = IngressSizer(bounds)
@@ -61,7 +59,7 @@ class IngressScaler:
         self._last_usage: Mapping[str, IngressUsage] = {}
 
     async def on_tick(self, inputs: TickInputs) -> None:
-        """Have more of them, or fewer, where that is due."""
+        """Scale ingresses if that is due."""
         if not self._bounds.is_scalable:
             return
         usages, unresponsive = await self._usage()

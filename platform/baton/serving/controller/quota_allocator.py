@@ -1,14 +1,13 @@
-"""Deals tenants' limits out to the ingresses, by what each of them was asked for lately.
+"""Divides tenants' limits among the ingresses by their recent demand.
 
-Theory of operation. With every round of reports the limits are dealt out anew
-(`policy.admission.rate_limits`). So that the shares of a limit never add up to more than it, not
-even while they are on their way, they are sent in two steps: first every ingress is told the
-lesser of what it has and what it gets, and only when all have taken that, what they get. An
-ingress that does not answer keeps what it was last told, and what it may have is nobody else's
-until it answers or is gone.
+Theory of operation. Each round of reports divides the limits anew (`policy.admission.rate_limits`).
+The shares of a limit must never exceed it in total, not even while messages travel. So shares go
+out in two steps. First every ingress gets the lower of its old and new share. After all have
+accepted, they get the new share. An ingress that does not answer keeps its last share until it
+answers or is gone.
 
-A desk that begins anew, with a new controller, does not know what ingresses have. They do: in the
-first step each keeps whichever is less, what it has or what it is told.
+A new controller does not know the shares in force. In the first step each ingress therefore keeps
+the lower of its own and the received share.
 """
 
 from __future__ import annotations
@@ -29,46 +28,48 @@ class SendShares(Protocol):
     """Tells coordinators their shares."""
 
     def __call__(self, shares: Shares, *, at_most: bool) -> Awaitable[frozenset[str]]:
-        """Returns which of them have taken theirs; `at_most`: or have less, and keep that."""
+        """Returns the coordinators that accepted; with `at_most` each keeps a lower share."""
         ...
 
 
 _Limit = TypeVar("_Limit", int | None, float | None)
 _MIN_CHANGE_FRACTION = 0.02
-"""Of a share: rates are measured, and never twice the same; smaller changes are not sent."""
+"""Of a share. Rates are noisy; smaller changes are not sent."""
 
 
 class QuotaAllocator:
-    """See the module's theory of operation."""
+    """See the module. A `TickListener`."""
 
     def __init__(self, tenants: Iterable[Tenant], send: SendShares) -> None:
         self._tenants = tuple(tenants)
         self._send = send
         self._demand: dict[str, tuple[TenantRates, ...]] = {}
         self._accepted: dict[str, Mapping[str, QuotaShare]] = {}
-        """What each coordinator has taken last."""
 
     def reconfigure(self, tenants: Iterable[Tenant]) -> None:
-        """Deal out other limits from the next round on."""
+        """Divide other limits from the next round on."""
         self._tenants = tuple(tenants)
 
     @property
     def accepted(self) -> Shares:
-        """What each coordinator has taken last."""
+        """The last accepted shares."""
         return dict(self._accepted)
 
     async def on_tick(self, inputs: TickInputs) -> None:
-        """Deal limits out by one round of reports."""
+        """Divide limits by one round of reports."""
         self._record_demand(inputs.reports, all_reported=not inputs.missing)
         shares = allocate_quotas(self._tenants, self._demand)
         if not any(shares.values()) or self._are_in_force(shares):
             return
-        # Who was told nothing yet lets in an equal share.
+        # A coordinator without a share admits an equal share.
         equal_shares = allocate_quotas(self._tenants, dict.fromkeys(shares, ()))
-        previous = {share: self._accepted.get(share, equal_shares[share]) for share in shares}
+        previous = {
+            coordinator_id: self._accepted.get(coordinator_id, equal_shares[coordinator_id])
+            for coordinator_id in shares
+        }
         lowered = {
-            coordinator_id: _lower_shares(previous[coordinator_id], of_one)
-            for coordinator_id, of_one in shares.items()
+            coordinator_id: _lower_shares(previous[coordinator_id], new)
+            for coordinator_id, new in shares.items()
         }
         if lowered != previous or not shares.keys() <= self._accepted.keys():
             accepted = await self._send_shares(lowered, at_most=True)
@@ -79,39 +80,42 @@ class QuotaAllocator:
 
     def _record_demand(self, reports: Iterable[CoordinatorReport], *, all_reported: bool) -> None:
         demand = {report.coordinator_id: report.requested_rates for report in reports}
-        # While somebody is silent, who was there is taken to be there still.
+        # While a report is missing, its coordinator counts as alive.
         self._demand = demand if all_reported else self._demand | demand
         self._accepted = {
-            coordinator_id: told
-            for coordinator_id, told in self._accepted.items()
+            coordinator_id: accepted
+            for coordinator_id, accepted in self._accepted.items()
             if coordinator_id in self._demand
         }
 
     def _are_in_force(self, shares: Shares) -> bool:
         return all(
-            _are_close(self._accepted.get(coordinator_id), of_one)
-            for coordinator_id, of_one in shares.items()
+            _are_close(self._accepted.get(coordinator_id), new)
+            for coordinator_id, new in shares.items()
         )
 
     async def _send_shares(self, shares: Shares, *, at_most: bool) -> frozenset[str]:
         accepted = await self._send(shares, at_most=at_most)
-        # Whoever was told nothing yet may have less than that, and is a stranger until the end.
+        # A coordinator without a known share may hold less; it stays unknown until the last step.
         known = self._accepted.keys() if at_most else shares.keys()
-        self._accepted |= {share: shares[share] for share in accepted & shares.keys() & known}
+        self._accepted |= {
+            coordinator_id: shares[coordinator_id]
+            for coordinator_id in accepted & shares.keys() & known
+        }
         return accepted
 
 
 class IngressShares:
-    """What one ingress has of tenants' limits."""
+    """The shares of one ingress."""
 
     def __init__(self, coordinator_id: str) -> None:
         self._coordinator_id = coordinator_id
         self._current: Mapping[str, QuotaShare] = {}
 
     def update(self, shares: Shares, *, at_most: bool) -> Mapping[str, QuotaShare] | None:
-        """What it has from now on; None when it is not among those that are told.
+        """The shares from now on; None if the message has none for this ingress.
 
-        With `at_most`, whichever is less: what it is told, or what it has.
+        With `at_most` each limit is the lower of the old and the new value.
         """
         own = shares.get(self._coordinator_id)
         if own is not None:
@@ -122,7 +126,6 @@ class IngressShares:
 def _lower_shares(
     current: Mapping[str, QuotaShare], shares: Mapping[str, QuotaShare]
 ) -> dict[str, QuotaShare]:
-    """What a coordinator may have in either case."""
     return {
         tenant: _lower_share(current[tenant], new) if tenant in current else new
         for tenant, new in shares.items()
@@ -138,7 +141,7 @@ def _lower_share(old: QuotaShare, new: QuotaShare) -> QuotaShare:
 
 
 def _lower_limit(old: _Limit, new: _Limit) -> _Limit:
-    """The lesser of two; None is no limit, and whether there is one is for the new one to say."""
+    """None is no limit; the new value decides whether there is a limit."""
     return new if old is None or new is None else min(old, new)
 
 

@@ -1,4 +1,4 @@
-"""What the scaling loop sees of Ray Serve, does to it, and keeps in the cluster's store."""
+"""The scaling loop's access to Ray Serve and to the cluster's store."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
 _QUERY_TIMEOUT_S = 2.0
-"""Answers come within milliseconds; who takes this long is counted as silent for this turn."""
+"""Answers take milliseconds; after this time a process counts as unresponsive for this tick."""
 _ACTION_TIMEOUT_S = 5.0
 _OVERRIDES_KEY = "scaling-overrides"
 _OWNER_KEY = "scaling-owner"
 _Overrides = Mapping[str, Override]
-"""By pool."""
 
 
 class ServeFleet:
@@ -42,13 +41,13 @@ class ServeFleet:
         self._refs: tuple[object, ...] = ()
 
     async def states(self) -> Mapping[str, DeploymentState]:
-        """Every pool that Serve knows."""
+        """The state of every pool that Serve knows."""
         return await serve_control.deployment_states(
             self._app, self._pools, timeout_s=_QUERY_TIMEOUT_S
         )
 
     async def reports(self) -> Reports:
-        """What ingresses report, and for each that does not, why."""
+        """The ingresses' reports, and a reason for each that is missing."""
         answers = await serve_control.call_all(
             self._app, INGRESS, "report", timeout_s=_QUERY_TIMEOUT_S
         )
@@ -57,13 +56,13 @@ class ServeFleet:
         return tuple(reports), answers.failures
 
     async def scale(self, pool: str, replicas: int) -> None:
-        """Have exactly so many replicas of a pool."""
+        """Set the desired replicas of a pool."""
         await serve_control.scale_async(
             self._app, pool, replicas=replicas, timeout_s=_ACTION_TIMEOUT_S
         )
 
     async def ingress_usage(self) -> tuple[tuple[IngressUsage, ...], int]:
-        """What each ingress has used, and how many did not say."""
+        """The usage of each ingress, and how many did not answer."""
         answers = await serve_control.call_all(
             self._app, INGRESS, "resource_usage", timeout_s=_QUERY_TIMEOUT_S
         )
@@ -71,25 +70,25 @@ class ServeFleet:
         return usages, len(answers.failures) + len(answers.values) - len(usages)
 
     async def ingress_target(self) -> int | None:
-        """How many there are to be; None where Serve does not say."""
+        """The desired ingresses; None if Serve does not answer."""
         states = await serve_control.deployment_states(
             self._app, (INGRESS,), timeout_s=_QUERY_TIMEOUT_S
         )
         return states[INGRESS].target if INGRESS in states else None
 
     async def scale_ingresses(self, replicas: int) -> None:
-        """Have exactly so many ingresses."""
+        """Set the desired ingresses."""
         await self.scale(INGRESS, replicas)
 
     async def restart_serve_controller(self) -> None:
-        """Have Serve's controller started again."""
+        """Restart Serve's controller."""
         await serve_control.restart_serve_controller(timeout_s=_ACTION_TIMEOUT_S)
 
     async def set_role(self, pool: str, replica_ids: Sequence[str], role: Role) -> None:
-        """Have these replicas play a role.
+        """Switch replicas to a role.
 
         Raises:
-            RoleUnsupported: not all of them do.
+            RoleUnsupported: at least one replica has not switched.
         """
         answers = await serve_control.call_all(
             self._app,
@@ -105,7 +104,7 @@ class ServeFleet:
             raise RoleUnsupported(f"{', '.join(unresponsive)} cannot be {role} now: {why}", "wait")
 
     async def send_cold_starts(self, starts: ColdStartsByModel) -> int:
-        """Tell ingresses how long first replicas take; returns how many have taken it."""
+        """Tell ingresses the cold starts; returns how many accepted, 0 after a failure."""
         rows = {model: tuple(start) for model, start in starts.items()}
         answers = await serve_control.call_all(
             self._app, INGRESS, "record_cold_starts", rows, timeout_s=_QUERY_TIMEOUT_S
@@ -113,20 +112,17 @@ class ServeFleet:
         return 0 if answers.failures else len(answers.values)
 
     async def send_quota_shares(self, shares: Shares, *, at_most: bool) -> frozenset[str]:
-        """Tell ingresses their shares of tenants' limits; returns who has taken theirs.
-
-        With `at_most`, who has less keeps that.
-        """
+        """Tell ingresses their shares; see `SendShares`."""
         answers = await serve_control.call_all(
             self._app, INGRESS, "apply_quotas", shares, at_most, timeout_s=_QUERY_TIMEOUT_S
         )
-        given: Iterable[object] = answers.values
-        accepted = (item if isinstance(item, tuple) else (item,) for item in given)
+        values: Iterable[object] = answers.values
+        accepted = (value if isinstance(value, tuple) else (value,) for value in values)
         return frozenset(
-            accepted_id
-            for several in accepted
-            for accepted_id in several
-            if isinstance(accepted_id, str)
+            coordinator_id
+            for coordinator_ids in accepted
+            for coordinator_id in coordinator_ids
+            if isinstance(coordinator_id, str)
         )
 
 
@@ -134,16 +130,16 @@ class KeyValueStore(Protocol):
     """A small store that outlives every actor; calls block."""
 
     def load(self, name: str) -> bytes | None:
-        """What was saved last under a name; None for nothing."""
+        """The bytes saved last under a name; None without."""
         ...
 
     def save(self, name: str, data: bytes) -> None:
-        """Keep it."""
+        """Save bytes under a name."""
         ...
 
 
 class ClusterControllerStore:
-    """A `Memory` in a store."""
+    """A `ControllerStore` in the cluster's store."""
 
     def __init__(
         self,
@@ -159,30 +155,30 @@ class ClusterControllerStore:
         self._wall_now_s = wall_now_s
 
     async def claim(self) -> bool:
-        """Be the one who acts; whether another was before."""
+        """Become the owner; returns whether another controller was."""
         previous_owner = await self._load(_OWNER_KEY)
         await self._save(_OWNER_KEY, self._owner)
         return previous_owner not in {None, self._owner}
 
     async def is_owner(self) -> bool:
-        """Whether nobody else has claimed it since; claims it again where that was forgotten."""
+        """Whether no other controller has claimed it; claims it if the store lost the owner."""
         owner = await self._load(_OWNER_KEY)
         if owner is None:
             await self.claim()
         return owner in {None, self._owner}
 
     async def load(self) -> dict[str, Override]:
-        """Overrides by pool, also those that have run out; none where they cannot be read."""
+        """Overrides by pool, even if expired; none if they cannot be read."""
         data = await self._load(_OVERRIDES_KEY)
         try:
             return decode_overrides(data, now_s=self._clock.now_s(), wall_s=self._wall_now_s())
         except ValueError as error:
-            # Nothing that is tried again would help, and pools have to be scaled all the same.
+            # A retry would not help, and the pools still need scaling.
             log_event(_LOGGER, logging.ERROR, "overrides_lost", {"why": str(error)})
             return {}
 
     async def save(self, overrides: Mapping[str, Override]) -> None:
-        """Keep overrides."""
+        """Save overrides."""
         data = encode_overrides(overrides, now_s=self._clock.now_s(), wall_s=self._wall_now_s())
         await self._save(_OVERRIDES_KEY, data)
 
@@ -196,10 +192,10 @@ class ClusterControllerStore:
 
 
 def encode_overrides(overrides: _Overrides, *, now_s: float, wall_s: float) -> bytes:
-    """As bytes that another process can read: their ends are in seconds since 1970.
+    """Overrides as JSON; their ends are in seconds since 1970.
 
-    A monotonic clock means nothing to another process. A wall clock that jumps in between shortens
-    or lengthens an override; a running controller never looks at it.
+    A monotonic clock means nothing to another process. A step of the wall clock between two
+    controllers shortens or lengthens an override.
     """
     rows = {
         pool: {
@@ -212,10 +208,10 @@ def encode_overrides(overrides: _Overrides, *, now_s: float, wall_s: float) -> b
 
 
 def decode_overrides(data: bytes | None, *, now_s: float, wall_s: float) -> dict[str, Override]:
-    """What `encode_overrides` has written, also what has run out meanwhile; nothing for no bytes.
+    """The overrides of `encode_overrides`, even if expired; none for None.
 
     Raises:
-        ValueError: it was not written by `encode_overrides`.
+        ValueError: the bytes are invalid.
     """
     if data is None:
         return {}

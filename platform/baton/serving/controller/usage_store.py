@@ -1,14 +1,13 @@
-"""What was used in a deployment, kept in the cluster's store: it outlives the controller.
+"""Usage of a deployment in the cluster's store, which outlives the controller.
 
-Theory of operation. A controller's ledgers begin with it. What they add up to is noted every half
-a minute, together with what controllers before it have noted; a new one reads that note, and tells
-both together. So a controller that is stopped loses what is used until the next one hears its first
-reports, and one that is killed half a minute more. Both what tenants used and what replicas cost
-are lost for that time, so that they still add up. Metrics are the controller's own, without what
-was noted: Prometheus itself adds up across controllers.
+Theory of operation. A controller's accounts begin at its start. Every half a minute it saves their
+sum with the totals of earlier controllers; a new controller reads it. A stopped controller loses
+the usage until the next one's first reports, a killed controller up to half a minute more. Usage
+and cost are lost for the same time, so they still add up. Metrics exclude earlier controllers,
+because Prometheus adds those.
 
-What may fail: the store. A note that could not be read is asked for again with every turn, and none
-is written until it was, so that nothing is overwritten. One that nobody can read is given up.
+A failed read is retried each tick; until it succeeds nothing is written, so nothing is overwritten.
+Invalid data is dropped.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _STORE_KEY = "usage"
 _STORE_TIMEOUT_S = 2.0
 _SAVE_INTERVAL_S = 30.0
 _TALLY_KEY_FIELDS = 4
-"""So many fields of a tally say of what it is."""
+"""The leading fields, which identify a tally."""
 _Row = TypeVar("_Row", Tally, GpuUsage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotals:
-    """What was used, and what replicas have cost, over some time."""
+    """Usage and replica cost over some time."""
 
     duration_s: float = 0.0
     tallies: tuple[Tally, ...] = ()
@@ -47,7 +46,6 @@ class UsageTotals:
     pools: Mapping[str, PoolCapacity] = field(default_factory=dict)
 
     def __add__(self, other: UsageTotals) -> UsageTotals:
-        """Both together."""
         pools = {
             name: _add_capacity(
                 self.pools.get(name, PoolCapacity()), other.pools.get(name, PoolCapacity())
@@ -63,7 +61,7 @@ class UsageTotals:
 
 
 class UsageStore:
-    """See the module. A `TickListener`, so that only the controller that acts writes."""
+    """See the module. As a `TickListener` only the acting controller writes."""
 
     def __init__(
         self,
@@ -79,11 +77,11 @@ class UsageStore:
         self._interval_s = interval_s
         self._started_at_s = clock.now_s()
         self._earlier: UsageTotals | None = None
-        """What controllers before this one have noted; None until that was read."""
+        """Totals of earlier controllers; None until read."""
         self._saved_at_s = clock.now_s()
 
     def usage(self) -> UsageTotals:
-        """Since the deployment began, as far as is known."""
+        """Since the deployment began, as far as known."""
         totals = self._totals
         own = UsageTotals(
             duration_s=self._clock.now_s() - self._started_at_s,
@@ -94,7 +92,7 @@ class UsageStore:
         return own if self._earlier is None else self._earlier + own
 
     async def on_tick(self, _inputs: TickInputs) -> None:
-        """Read the note once, and write another when it is time."""
+        """Read the saved totals once, and save when due."""
         if self._earlier is None:
             async with asyncio.timeout(_STORE_TIMEOUT_S):
                 data = await asyncio.to_thread(self._store.load, _STORE_KEY)
@@ -103,7 +101,7 @@ class UsageStore:
             await self.save()
 
     async def save(self) -> None:
-        """Keep what is known; nothing happens before the last note was read."""
+        """Save the totals, unless those of earlier controllers are unread."""
         if self._earlier is None:
             return
         self._saved_at_s = self._clock.now_s()
@@ -126,14 +124,12 @@ def _sum_rows(rows: Iterable[_Row], key: int) -> tuple[_Row, ...]:
 
 def _add_rows(known: _Row, row: _Row, key: int) -> _Row:
     pairs = zip(known[key:], row[key:], strict=True)
-    sums: list[float] = [
-        cast("float", each_key) + cast("float", other) for each_key, other in pairs
-    ]
+    sums: list[float] = [cast("float", left) + cast("float", right) for left, right in pairs]
     return type(row)._make((*row[:key], *sums))
 
 
 def _encode(totals: UsageTotals) -> bytes:
-    pools = {name: [held.device_s, held.busy_s] for name, held in totals.pools.items()}
+    pools = {name: [pool.device_s, pool.busy_s] for name, pool in totals.pools.items()}
     entry = {
         "over_s": totals.duration_s,
         "tallies": totals.tallies,
@@ -144,7 +140,7 @@ def _encode(totals: UsageTotals) -> bytes:
 
 
 def _decode(data: bytes | None) -> UsageTotals:
-    """What a note says; nothing where there is none, or where nobody can read it."""
+    """The saved totals; empty without any, or if they are invalid."""
     if data is None:
         return UsageTotals()
     try:
@@ -155,10 +151,11 @@ def _decode(data: bytes | None) -> UsageTotals:
             tallies=tuple(Tally._make(row) for row in entry["tallies"]),
             spent=tuple(GpuUsage._make(row) for row in entry["spent"]),
             pools={
-                name: PoolCapacity(device_s=held[0], busy_s=held[1]) for name, held in pools.items()
+                name: PoolCapacity(device_s=device_s, busy_s=busy_s)
+                for name, (device_s, busy_s, *_) in pools.items()
             },
         )
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, zlib.error) as error:
-        # Nothing that is tried again would help.
+        # A retry would not help.
         log_event(_LOGGER, logging.ERROR, "usage_lost", {"why": f"{type(error).__name__}: {error}"})
         return UsageTotals()

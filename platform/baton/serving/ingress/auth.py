@@ -1,9 +1,9 @@
-"""Who is let in at an ingress and what they may ask for, by the configuration and the key files.
+"""API keys and limits of an ingress, from the configuration and the key files.
 
-Theory of operation: key files are looked at about once a second, in a thread, whether they have
-changed; so a new key is good and a revoked one is not a second after its file was written. A disk
-that does not answer delays that and nothing else, and is said. A file that cannot be read leaves
-its last good keys in place; that is logged, once. No key is ever logged, only ids.
+Theory of operation: a thread checks the key files for changes once a second. A new key works, and a
+revoked key stops working, a second after its file was written. A slow disk delays only that, and is
+logged. After a failed read the last good keys stay, and the failure is logged once. Logs contain
+ids of keys, never keys.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 1.0
-# Reading the largest file there may be takes less; a disk that hangs should be said.
+# The largest allowed file takes less; a disk that hangs is logged.
 _READ_DEADLINE_S = 10.0
 
 
 def frontend_limits(config: DeploymentConfig) -> FrontendLimits:
-    """What one request may ask for."""
+    """The limits of one request."""
     admission = config.admission
     return FrontendLimits(
         max_body_bytes=admission.max_body_bytes,
@@ -42,7 +42,7 @@ def frontend_limits(config: DeploymentConfig) -> FrontendLimits:
 
 
 def request_capabilities(config: DeploymentConfig) -> RequestCapabilities:
-    """What a request may bring along."""
+    """The optional features that requests may use."""
     allow = config.server.allow
     return RequestCapabilities(
         chat_templates=allow.chat_templates,
@@ -52,7 +52,7 @@ def request_capabilities(config: DeploymentConfig) -> RequestCapabilities:
 
 
 class IngressAuth:
-    """The keys of one ingress, and who is let in by them."""
+    """The keys of one ingress."""
 
     def __init__(self, config: DeploymentConfig) -> None:
         self._files = KeyFiles(key_files(config))
@@ -60,35 +60,35 @@ class IngressAuth:
         self._pending_read: asyncio.Future[tuple[KeyNotice, ...]] | None = None
 
     async def start(self) -> None:
-        """Read the key files, and follow them from now on."""
+        """Read the key files and follow them."""
         await self._poll()
         self._task = asyncio.create_task(self._poll_loop(), name="baton-keys")
 
     async def close(self) -> None:
-        """Follow them no more. Idempotent."""
+        """Stop following. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     def check(self, config: DeploymentConfig) -> None:
-        """Look whether the key files of a configuration can be read. Blocks on the disk.
+        """Check that the key files of a configuration can be read. Blocks on the disk.
 
         Raises:
-            ConfigInvalid: some cannot, or have bad lines; names them all.
+            ConfigInvalid: a file is unreadable or has bad lines; names all of them.
         """
         load_ring(key_files(config))
 
     async def reconfigure(self, config: DeploymentConfig) -> None:
-        """Go by the key files of this configuration; they have been read when this returns."""
+        """Use the key files of this configuration; they have been read on return."""
         self._files.watch(key_files(config))
         earlier_read = self._pending_read
         await self._poll()
         if earlier_read is not None and earlier_read.done():
-            await self._poll()  # that one knew nothing of these files
+            await self._poll()  # the earlier read did not have these files
 
     def access(self, config: DeploymentConfig) -> Access:
-        """Who is let in by this configuration, and by the keys as they are at any moment."""
+        """Access by this configuration and the current keys."""
         isolated = {
             name
             for name, tenant in tenants(config).items()
@@ -106,7 +106,7 @@ class IngressAuth:
         return self._files.ring.look_up(token, datetime.now(UTC))
 
     def keys_by_digest(self) -> dict[str, ValidKey | InvalidKey]:
-        """What every key is good for now, by its digest."""
+        """The result of each key now, by its digest."""
         return self._files.ring.by_digest(datetime.now(UTC))
 
     async def _poll_loop(self) -> None:
@@ -115,11 +115,11 @@ class IngressAuth:
             try:
                 await self._poll()
             except Exception:
-                # Keys that cannot be followed any more could not be revoked any more.
+                # If following stopped, no key could be revoked.
                 _LOGGER.exception("key files could not be looked at")
 
     async def _poll(self) -> None:
-        # One read at a time: a disk that hangs would otherwise take a thread a second.
+        # One read at a time: on a disk that hangs, each would occupy a thread.
         if self._pending_read is None:
             self._pending_read = asyncio.ensure_future(asyncio.to_thread(self._files.poll))
         pending = self._pending_read
@@ -128,7 +128,7 @@ class IngressAuth:
             log_event(_LOGGER, logging.WARNING, "key_files_slow", {"after_s": _READ_DEADLINE_S})
             return
         if self._pending_read is not pending:
-            return  # who else waited for it has told of it
+            return  # another waiter has logged it
         self._pending_read = None
         for notice in pending.result():
             fields = {"path": notice.path, "keys": notice.keys}

@@ -1,12 +1,14 @@
-"""What an ingress has for one model: an API server, a coordinator behind it, links to replicas."""
+"""One model of an ingress: API server, coordinator and links to replicas."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
 from baton.config.derive.options import (
     adapter_sources,
@@ -19,10 +21,13 @@ from baton.config.derive.options import (
 )
 from baton.config.derive.policies import build_placer, router_rng
 from baton.config.schema.deployment import ApiServerKind, DeploymentConfig, ListenerKind
+from baton.config.schema.observability import ObservabilityConfig
 from baton.control.coordinator import Coordinator
 from baton.control.fleet.adapter_registry import RuntimeAdapter
 from baton.control.probing.notices import PairNoticeKind
 from baton.control.queue.recent_estimates import SheddingClass
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.commands import Delivery, RecordSelection
 from baton.domain.demand import ColdStart, CoordinatorReport
 from baton.domain.errors import BatonError, ComponentUnhealthy, LinkFailed, Rejected
@@ -30,10 +35,12 @@ from baton.domain.events import (
     ColdStartReported,
     Event,
     QuotasAllocated,
+    ReplicaDraining,
     ReplicaJoined,
+    ReplicaLost,
     TimerFired,
 )
-from baton.domain.fleet import ReplicaFacts
+from baton.domain.fleet import LossReason, ReplicaFacts
 from baton.engine.vllm.frontend.app import VllmFrontend, preload_python_frontend
 from baton.engine.vllm.frontend.rust_frontend import RustFrontend, preload_rust_frontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
@@ -42,16 +49,18 @@ from baton.engine.vllm.wire.identity import Caller
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
+from baton.runtime.ports import Recorder
 from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.process.gc_tuning import freeze_startup_heap
 from baton.serving.controller.quota_allocator import IngressShares, Shares
+from baton.serving.http.access_token import TokenFile
+from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
 from baton.serving.ingress.auth import IngressAuth, frontend_limits, request_capabilities
-from baton.serving.ingress.fleet_watch import FleetReadiness, FleetWatch
 from baton.serving.ingress.rust_ingress import RustIngress, open_routes
-from baton.serving.ingress.telemetry import IngressTelemetry, ingress_tracer
 from baton.serving.ray.asgi_port import placeholder_app
-from baton.serving.ray.membership import Membership
+from baton.serving.ray.membership import Member, Membership
 from baton.serving.replica.engines import model_path
+from baton.serving.shared.names import LINK_ADDRESS, REPLICA_ID
 from baton.serving.shared.reports import (
     Row,
     fleet_report,
@@ -62,24 +71,44 @@ from baton.serving.shared.reports import (
 from baton.serving.store import config_store as live_config
 from baton.serving.store.config_participant import Switch
 from baton.telemetry.logs import log_event
+from baton.telemetry.metrics.ingress import IngressMetrics
+from baton.telemetry.metrics.ingress_families import IngressCollector, IngressFacts
+from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from baton.telemetry.requests.recorders import Recorders
 from baton.telemetry.requests.request_log import RequestLog, RequestReport, request_report
+from baton.telemetry.requests.tracing import Exporter, SamplingRules, Tracer
 
 _LOGGER = logging.getLogger(__name__)
 _WARNING_NOTICES = frozenset(
     {
-        *(PairNoticeKind.QUARANTINED, PairNoticeKind.SOURCE_UNREACHABLE),
+        PairNoticeKind.QUARANTINED,
+        PairNoticeKind.SOURCE_UNREACHABLE,
         PairNoticeKind.AGENT_FAILED,
     }
 )
 _FIRST_REPLICA_TIMEOUT_S = 1800.0
+_MISSING_POOL_WAIT_S = 10.0
+"""After this time an ingress serves without a pool that has no replica."""
+_DEFAULT_LIMITS = CoordinatorLimits()
+
+
+class _Links(Protocol):
+    """The part of the link client that membership drives."""
+
+    def connect(self, replica_id: str, address: str) -> None:
+        """Keep a session with a replica."""
+        ...
+
+    def disconnect(self, replica_id: str) -> None:
+        """Forget a replica."""
+        ...
 
 
 class ModelIngress:
-    """Everything an ingress replica owns; `start` builds it up, `close` takes it down.
+    """Everything an ingress owns for one model.
 
-    It stands between the driver and the frontend, because the link may speak before the frontend
-    is there to be spoken to.
+    It stands between driver and frontend, because link events may arrive before the frontend
+    exists.
     """
 
     def __init__(
@@ -92,7 +121,6 @@ class ModelIngress:
         self._request_log = RequestLog()
         self._frontend: VllmFrontend | RustFrontend | None = None
         self.rust_ingress: RustIngress | None = None
-        """What serves its clients in Rust mode, once it has started."""
         self._auth = IngressAuth(config)
         self._quota_shares = IngressShares(coordinator_id)
         self._first_replica_facts: asyncio.Future[ReplicaFacts] = (
@@ -135,7 +163,7 @@ class ModelIngress:
         )
 
     async def start(self, host: str) -> AsgiApp:
-        """Follow the fleet and bring the API up; metrics are served at this address.
+        """Follow the fleet and start the API server; `host` is the address for metrics.
 
         Raises:
             EngineStartFailed: the frontend cannot be started.
@@ -144,7 +172,7 @@ class ModelIngress:
         for tracer in self._tracers:
             tracer.start()
         is_rust = self._config.server.api_server is ApiServerKind.RUST
-        # First, for it keeps the loop waiting: replicas would miss its beats, leave and come back.
+        # First, because it blocks the event loop: replicas would miss its heartbeats and drop it.
         await asyncio.to_thread(preload_rust_frontend if is_rust else preload_python_frontend)
         await self._membership.start()
         await self._auth.start()
@@ -177,12 +205,12 @@ class ModelIngress:
             await asyncio.to_thread(tracer.close)
 
     def prepare_switch(self, config: DeploymentConfig) -> Switch:
-        """The way to another configuration; whatever can fail has not.
+        """Prepare another configuration; the returned function cannot fail.
 
-        Requests under way keep what they were promised. Blocks on key files.
+        Requests in flight keep their limits and class. Blocks on key files.
 
         Raises:
-            ConfigInvalid: a policy of the user's own, or key files, cannot be used.
+            ConfigInvalid: a custom policy or the key files cannot be used.
         """
         self._auth.check(config)
         placer = self._placer
@@ -199,30 +227,30 @@ class ModelIngress:
             if self._frontend is not None:
                 access = self._auth.access(config)
                 self._frontend.reconfigure(limits=frontend_limits(config), access=access)
-            self._driver.on_event(TimerFired())  # who waits may have a place now
+            self._driver.on_event(TimerFired())  # queued requests may be placed now
 
         return switch
 
     def healthy(self) -> bool:
-        """Whether a request that comes now could be served."""
+        """Whether a new request could be served."""
         return self._frontend is not None and self._frontend.healthy()
 
     @property
     def frontend(self) -> VllmFrontend:
-        """Its API server.
+        """The API server.
 
         Raises:
-            LinkFailed: it has not started, or is none in Python.
+            LinkFailed: it has not started, or is not in Python.
         """
         if not isinstance(self._frontend, VllmFrontend):
             raise LinkFailed("ingress", "its frontend has not started, or is not in Python")
         return self._frontend
 
     def check(self) -> None:
-        """Raise when no request will be served here again; that there is no replica is no reason.
+        """Check that requests can be served again; the lack of replicas is no failure.
 
         Raises:
-            Broken: vLLM's server has lost the coordinator behind it, or what lets clients in died.
+            ComponentUnhealthy: vLLM's server lost its coordinator, or the gate died.
         """
         if self._frontend is not None and self._frontend.has_failed:
             raise ComponentUnhealthy(
@@ -232,7 +260,7 @@ class ModelIngress:
             raise ComponentUnhealthy("ingress", "the gate before its frontend has died")
 
     def status(self) -> dict[str, object]:
-        """The fleet as this ingress sees it, and what it has done."""
+        """The fleet as this ingress sees it, and counts of its requests."""
         phases: dict[str, int] = {}
         for phase in self._driver.phases().values():
             phases[str(phase)] = phases.get(str(phase), 0) + 1
@@ -252,11 +280,11 @@ class ModelIngress:
         }
 
     def explain(self, request_id: str) -> list[RequestReport]:
-        """The stories of a request, oldest first; empty when it is unknown or long gone."""
+        """Reports of a request, oldest first; empty when it is unknown or too old."""
         return [request_report(record) for record in self._request_log.find(request_id)]
 
     def requests(self, count: int, order: RecordSelection) -> list[RequestReport]:
-        """Stories of requests that have ended lately, and how long ago they did."""
+        """Reports of recent requests, with the seconds since their end."""
         now_s = self._clock.now_s()
         return [
             request_report(record) | {"age_s": round(now_s - record.ended_at_s, 3)}
@@ -264,24 +292,24 @@ class ModelIngress:
         ]
 
     def links(self) -> list[Row]:
-        """What this ingress knows of every pair of replicas, one row a pair."""
+        """Estimates of every pair of replicas, one row per pair."""
         return link_report(self._coordinator.fleet_model.links.rows(self._clock.now_s()))
 
     def report(self) -> CoordinatorReport:
-        """What the controller scales by, and deals quotas out by."""
+        """The controller's input for scaling and quotas."""
         return self._coordinator.report(self._coordinator_id, self._clock.now_s())
 
     def set_adapters(self, adapters: Sequence[RuntimeAdapter]) -> None:
-        """Offer these adapters of its model besides those of the file, and no others."""
+        """Offer exactly these adapters in addition to those of the configuration."""
         if isinstance(self._frontend, VllmFrontend):
             self._frontend.set_adapters(adapters)
 
     def adapters_in_flight(self) -> Mapping[str, int]:
-        """How many requests under way need each adapter, as the fleet calls them."""
+        """How many requests in flight need each adapter, by the fleet's name of it."""
         return self._coordinator.adapters_in_flight()
 
     def apply_quotas(self, shares: Shares, *, at_most: bool) -> str | None:
-        """Go by this ingress' shares of tenants' limits; its id, or None when it has none."""
+        """Apply this ingress' shares of tenants' limits; its id, or None if it has none."""
         own = self._quota_shares.update(shares, at_most=at_most)
         if own is None:
             return None
@@ -289,7 +317,7 @@ class ModelIngress:
         return self._coordinator_id
 
     def record_cold_start(self, start: ColdStart) -> None:
-        """Know how long the next replica takes, while there is none."""
+        """Record how long the next replica takes while there is none."""
         self._driver.on_event(ColdStartReported(cold_start=start))
 
     @property
@@ -309,7 +337,7 @@ class ModelIngress:
             self._frontend.deliver(deliveries)
 
     def fail(self, request_id: str, error: BatonError) -> None:
-        """End a request with an error the client can read."""
+        """End a request with an error for the client."""
         if self._frontend is not None:
             self._frontend.fail(request_id, error)
 
@@ -340,7 +368,7 @@ class ModelIngress:
         )
 
     def _gate_group(self) -> str | None:
-        """Whose gates share the public port; None where Ray Serve's HAProxy listens there."""
+        """The deployment whose gates share the public port; None if Ray Serve's HAProxy listens."""
         if self._config.server.listener is not ListenerKind.INGRESS:
             return None
         from baton.serving.ray.context import session_name
@@ -368,10 +396,10 @@ class ModelIngress:
         )
 
     async def _fleet_facts(self) -> FleetFacts:
-        """What the frontend is told of its engine, which is the whole fleet.
+        """The facts of the fleet as one engine.
 
-        Only the context's length matters to it. Where the configuration does not say it, the first
-        replica that joins does; an engine start can take minutes.
+        Only the length of the context matters to the frontend. Without a configured length the
+        first replica to join provides it; an engine start can take minutes.
         """
         model = self._config.models[self._config.model_name]
         max_len_tokens = model.max_len_tokens
@@ -387,10 +415,10 @@ class ModelIngress:
         )
 
     async def _max_len_from_replicas(self) -> int:
-        """Tokens of the context, as the first replica says that joins.
+        """The context length in tokens, from the first replica.
 
-        Where the fleet may be at zero none would ever join, for nobody is let in before: there,
-        what replicas said the last time counts.
+        A fleet at zero would wait for a replica that no request starts. For it, the stored length
+        of the last start is used.
         """
         store_key = f"context/{self._app}/{self._config.model_name}"
         stored = (
@@ -420,7 +448,6 @@ class ModelIngress:
             self._first_replica_facts.set_result(event.facts)
 
     def _log_notices(self) -> None:
-        """Log what became of pairs of replicas."""
         for notice in self._coordinator.pop_notices():
             fields = {"source": notice.source_id, "target": notice.target_id, "why": notice.why}
             level = logging.WARNING if notice.kind in _WARNING_NOTICES else logging.INFO
@@ -428,5 +455,201 @@ class ModelIngress:
 
 
 def _permanent_pools(config: DeploymentConfig) -> list[str]:
-    """Pools that have a replica at any time."""
+    """Pools that always have a replica."""
     return [name for name, pool in config.pools.items() if pool.replicas.min > 0]
+
+
+class FleetWatch:
+    """Connects new members, drains those that leave, and forgets lost replicas.
+
+    A replica that leaves the membership was told to stop, but may still finish streams. Its link
+    stays until it breaks; the replica gets no new work.
+    """
+
+    def __init__(self, links: _Links, on_event: Callable[[Event], None]) -> None:
+        self._links = links
+        self._on_event = on_event
+        self._members: frozenset[str] = frozenset()
+        self._joined: set[str] = set()
+        self._draining: set[str] = set()
+
+    def on_members(self, members: frozenset[Member]) -> None:
+        """Apply a new view of the membership."""
+        addresses = {
+            str(member.metadata[REPLICA_ID]): str(member.metadata[LINK_ADDRESS])
+            for member in members
+            if LINK_ADDRESS in member.metadata
+        }
+        removed = self._members - addresses.keys()
+        self._members = frozenset(addresses)
+        for replica_id in sorted(self._draining & addresses.keys()):
+            # Draining is final; only a new session resets it.
+            self._links.disconnect(replica_id)
+        self._draining -= self._members
+        for replica_id, address in addresses.items():
+            self._links.connect(replica_id, address)
+        for replica_id in sorted(removed):
+            if replica_id in self._joined:
+                self._draining.add(replica_id)
+                _log("replica_draining", {"replica_id": replica_id})
+                self._on_event(ReplicaDraining(replica_id=replica_id))
+            else:
+                # A killed replica: its link broke before Ray noticed.
+                self._links.disconnect(replica_id)
+
+    def on_link_event(self, event: Event) -> None:
+        """Pass on an event of the link; forget a draining replica whose link breaks."""
+        try:
+            self._on_event(event)
+        finally:  # only this object tracks who has joined, so it does even after an error
+            self._track_membership(event)
+
+    def _track_membership(self, event: Event) -> None:
+        if isinstance(event, ReplicaJoined):
+            facts = event.facts
+            _log("replica_joined", {"replica_id": facts.replica_id, "role": str(facts.role)})
+            self._joined.add(facts.replica_id)
+        elif isinstance(event, ReplicaLost):
+            expected = event.reason is LossReason.LEFT or event.replica_id in self._draining
+            level = logging.INFO if expected else logging.WARNING
+            fields = {"replica_id": event.replica_id, "reason": str(event.reason)}
+            _log("replica_lost", fields, level)
+            self._joined.discard(event.replica_id)
+            if event.replica_id in self._draining:
+                self._draining.discard(event.replica_id)
+                self._links.disconnect(event.replica_id)
+
+
+def _log(event: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
+    log_event(_LOGGER, level, event, fields)
+
+
+class FleetReadiness:
+    """Delays readiness until each pool with permanent replicas has a joined replica.
+
+    An ingress that knows only one pool would run both phases there. Readiness stays; later losses
+    are up to placement.
+    """
+
+    def __init__(self, pools: Iterable[str], *, wait_s: float = _MISSING_POOL_WAIT_S) -> None:
+        self._required_pools = frozenset(pools)
+        self._ready = False
+        self._wait_s = wait_s
+        self._serving_since_s: float | None = None
+
+    def reconfigure(self, pools: Iterable[str]) -> None:
+        """Set the pools that always have replicas."""
+        self._required_pools = frozenset(pools)
+
+    def is_ready(self, joined_pools: Iterable[str], now_s: float) -> bool:
+        """Whether to accept requests, given the pools of replicas that can serve."""
+        if self._ready:
+            return True
+        serving_pools = frozenset(joined_pools)
+        if serving_pools and self._serving_since_s is None:
+            self._serving_since_s = now_s
+        waited_s = 0.0 if self._serving_since_s is None else now_s - self._serving_since_s
+        self._ready = serving_pools >= self._required_pools or waited_s >= self._wait_s
+        return self._ready
+
+
+class IngressTelemetry:
+    """Measures one coordinator if metrics are enabled; serves them after `start`.
+
+    A failure here is logged once and never affects a request.
+    """
+
+    def __init__(
+        self,
+        config: ObservabilityConfig,
+        coordinator: Coordinator,
+        rules: ServiceRules,
+        *,
+        limits: CoordinatorLimits = _DEFAULT_LIMITS,
+        now_s: Callable[[], float],
+        count_unreachable: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self.generation: Callable[[], int] = lambda: 0
+        """Set by the ingress."""
+        self.outcomes = ReplicaOutcomes()
+        """For rollouts; recorded even without metrics."""
+        self._metrics = IngressMetrics(rules.slos.classes.values(), limits, now_s=now_s)
+        facts = IngressFacts(now_s, count_unreachable, self._current_generation)
+        self._collector = IngressCollector(coordinator, self._metrics, facts, tenants=rules.tenants)
+        self._endpoint: MetricsEndpoint | None = None
+        self._error_logged = False
+
+    @property
+    def recorders(self) -> tuple[Recorder, ...]:
+        """Recorders of every request that has ended."""
+        metrics = (self._metrics,) if self._config.metrics.enabled else ()
+        return (self.outcomes, *metrics)
+
+    @property
+    def address(self) -> str | None:
+        """Address of the metrics, `host:port`; None without."""
+        return None if self._endpoint is None else self._endpoint.address
+
+    def on_event(self, event: Event) -> None:
+        """Measure an event of the link, before it takes effect."""
+        if not self._config.metrics.enabled:
+            return
+        try:
+            self._metrics.on_event(event)
+        except Exception:
+            if not self._error_logged:
+                self._error_logged = True
+                _LOGGER.exception("a %s could not be measured", type(event).__name__)
+
+    def reconfigure(self, rules: ServiceRules, limits: CoordinatorLimits) -> None:
+        """Apply other classes, tenants and timeouts."""
+        changed = self._metrics.set_edges(rules.slos.classes.values(), limits)
+        self._collector.add_tenants(rules.tenants)
+        if changed and self._config.metrics.enabled:
+            fields = {"histograms": "; ".join(map(str, changed))}
+            log_event(_LOGGER, logging.INFO, "histogram_edges_changed", fields)
+
+    async def start(self, host: str) -> None:
+        """Serve metrics at this address on any free port; never raises."""
+        path = self._config.token_file
+        if self._config.metrics.enabled:
+            token = None if path is None else TokenFile(Path(path))
+            metrics = MetricsRenderer(self._collector.collect)
+            self._endpoint = MetricsEndpoint(metrics, host=host, token=token)
+            await self._endpoint.start()
+
+    async def close(self) -> None:
+        """Stop serving. Idempotent."""
+        if self._endpoint is not None:
+            await self._endpoint.close()
+
+    def _current_generation(self) -> int:
+        return self.generation()
+
+
+def ingress_tracer(
+    config: DeploymentConfig, *, instance_id: str, clock: MonotonicClock
+) -> Tracer | None:
+    """Exports traces of this ingress' requests, once started; None without tracing."""
+    tracing = config.observability.tracing
+    if tracing.otlp is None:
+        return None
+    url = tracing.otlp
+
+    def connect() -> Exporter:
+        try:
+            from baton.telemetry.requests.otlp import OtlpExporter
+        except ImportError as error:
+            raise RuntimeError(
+                "observability.tracing.otlp is set, but opentelemetry is not installed here:"
+                " install baton[otel] on every node, or set it to null"
+            ) from error
+        return OtlpExporter(url, instance_id=instance_id)
+
+    return Tracer(
+        SamplingRules(sample_fraction=tracing.sample, keep_slo_misses=tracing.keep_slo_misses),
+        model=config.model_name,
+        wall_offset_s=clock.wall_offset_s,
+        connect=connect,
+    )

@@ -1,14 +1,15 @@
-"""The front of an ingress in Rust mode: the program, the gate before it, what the gate is told.
+"""An ingress in Rust mode: vLLM's Rust frontend, the gate in front of it, and its updates.
 
-Theory of operation: the frontend is started with the ingress, the gate when Ray Serve says where
-its replica is to be reached (`asgi_port`), since that is where the gate listens; where it is
-the front itself, it listens there only for Serve, and for clients at the public port, beside the
-other gates of the deployment (`public_port`). From then on
-the gate is told ten times a second whom the coordinator would refuse now, by tenant and class, and
-whether the fleet can serve; once a second, which keys are good and who may ask for which class.
-Between two of these a request may slip through that the Python gate would have refused: the
-coordinator refuses it then, and its client gets a 500 instead of a 429, or a stream that ends with
-an error. A gate that does not listen is told again, all of it, the next time.
+Theory of operation: the frontend starts with the ingress. The gate starts when Ray Serve gives the
+replica's port (`ray.asgi_port`) and listens there. With `server.listener: ingress` it listens there
+only for Serve's probes, and for clients on the public port, together with the other gates of the
+deployment (`front.public_port`).
+
+Ten times a second the gate gets the tenants and classes that the coordinator would reject, and
+whether the fleet can serve. Once a second it gets the keys and their classes. Between updates a
+request can pass that the Python gate would reject. The coordinator then rejects it, and its client
+gets status 500 instead of 429, or a stream that ends with an error. After a failed update the next
+update is complete.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _HAPROXY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
 
 class RustIngress:
-    """What stands before a coordinator in Rust mode."""
+    """The frontend and the gate of a coordinator in Rust mode."""
 
     def __init__(
         self,
@@ -68,16 +69,16 @@ class RustIngress:
         shedding: Callable[[], Iterable[SheddingClass]],
         deployment: str | None = None,
     ) -> None:
-        """Take what is asked while it runs.
+        """Nothing starts before `start`.
 
         Args:
-            frontend: Not started.
-            auth: Who is let in; started.
-            config: As it is now.
-            refusal: Why one more request of a tenant would be refused now; counts nothing.
-            shedding: The classes of which one more would be refused by prediction now.
-            deployment: With whose gates alone it shares the public port; None: clients come by Ray
-                Serve's HAProxy.
+        frontend: not started.
+        auth: started.
+        config: returns the configuration in force.
+        refusal: why one more request of a tenant would be rejected now; counts nothing.
+        shedding: the classes whose next request would be rejected by prediction now.
+        deployment: the deployment whose gates share the public port; None if Ray Serve's
+            HAProxy listens.
         """
         self._frontend = frontend
         self._auth = auth
@@ -86,7 +87,6 @@ class RustIngress:
         self._shedding = shedding
         self._deployment = deployment
         self._tenant_names: set[str] = set()
-        """Tenants who may ask."""
         self._frontend_socket: Path | None = None
         self._gate: GateProcess | None = None
         self._certificates: CertificateWatch | None = None
@@ -94,25 +94,25 @@ class RustIngress:
 
     @property
     def broken(self) -> bool:
-        """Whether its program or its gate has died, or the gate is told nothing any more."""
+        """Whether the frontend or the gate has died, or updates have stopped."""
         gate, update_task = self._gate, self._update_task
         updates_stopped = update_task is not None and update_task.done()
         return updates_stopped or self._frontend.has_failed or (gate is not None and gate.broken)
 
     async def start(self) -> None:
-        """Start the program.
+        """Start the frontend.
 
         Raises:
-            EngineStartFailed: it or the gate's cannot be had here.
+            EngineStartFailed: the frontend or HAProxy is not available.
         """
         await asyncio.to_thread(find_real_haproxy, os.environ)
         self._frontend_socket = await self._frontend.start()
 
     async def open(self, listener: socket.socket) -> None:
-        """Let clients in who come to this socket, by the gate; or to the public port.
+        """Accept clients on this socket, or on the public port, through the gate.
 
         Raises:
-            EngineStartFailed: the gate does not start, or cannot have the public port.
+            EngineStartFailed: the gate does not start, or cannot get the public port.
         """
         if self._deployment is None:
             await self._start_gate(listener)
@@ -141,11 +141,8 @@ class RustIngress:
         environment: Mapping[str, str] | None = None,
     ) -> GateSettings:
         assert self._frontend_socket is not None, "it is opened once it has started"
-        config, folder, haproxy = (
-            self._config(),
-            self._frontend_socket.parent,
-            find_real_haproxy(os.environ),
-        )
+        config, haproxy = self._config(), find_real_haproxy(os.environ)
+        folder = self._frontend_socket.parent
         public_listener = None
         if probe_listener is not None:
             tls, host = config.security.tls, config.server.host
@@ -162,7 +159,7 @@ class RustIngress:
             public_listener=public_listener,
         )
         self._gate = GateProcess(haproxy, settings)
-        # Before it listens: the kernel deals clients to it from that moment on.
+        # Before it listens, because the kernel gives it connections from then on.
         await self._update_gate(self._gate, with_keys=True)
         listeners = [
             listening_socket.fileno()
@@ -174,12 +171,12 @@ class RustIngress:
         return settings
 
     async def drain(self) -> None:
-        """Take no more connections; returns when the answers under way have ended."""
+        """Accept no more connections; returns when the responses in flight have ended."""
         if self._gate is not None:
             await self._gate.drain()
 
     async def close(self) -> None:
-        """Stop the gate and the program. Idempotent."""
+        """Stop the gate and the frontend. Idempotent."""
         update_task, self._update_task = self._update_task, None
         if update_task is not None:
             update_task.cancel()
@@ -255,7 +252,7 @@ class RustIngress:
 
 
 def _is_class_allowed(classes: SloClasses, slo_class: str, tenant: Tenant) -> bool:
-    """Whether it may, with a prompt of any length: how long it is, the gate does not know."""
+    """Whether it is allowed for any prompt length, which the gate does not know."""
     return any(
         not isinstance(classes.resolve(slo_class, tenant, tokens), ClassNotAllowed)
         for tokens in (0, sys.maxsize)
@@ -270,7 +267,7 @@ def gate_settings(
     models: Sequence[ModelRow] = (),
     public_listener: PublicListener | None = None,
 ) -> GateSettings:
-    """What a gate is started with; its folder is that of the frontend's socket."""
+    """The settings of a gate; its folder is that of the frontend's socket."""
     return GateSettings(
         bind=bind,
         frontend_socket=frontend_socket,
@@ -284,14 +281,14 @@ def gate_settings(
 
 
 def open_routes(config: DeploymentConfig) -> tuple[str, ...]:
-    """The groups that are open, of those that the Rust frontend has."""
+    """The configured route groups that the Rust frontend supports."""
     from baton.engine.vllm.frontend.rust_arguments import SUPPORTED_ROUTES
 
     return tuple(str(route) for route in config.server.routes if str(route) in SUPPORTED_ROUTES)
 
 
 def find_real_haproxy(environ: Mapping[str, str]) -> str:
-    """HAProxy itself, not what `haproxy_hardening` has Ray Serve start in its place.
+    """HAProxy itself, not the wrapper that Ray Serve starts (`front.haproxy_hardening`).
 
     Raises:
         EngineStartFailed: there is none.

@@ -1,12 +1,13 @@
-"""One replica: an engine, the fleet link in front of it, and what Ray Serve wants to know."""
+"""The replica deployment: an engine, its fleet link, and the methods that Ray Serve calls."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from baton.config.derive.options import adapter_rules, adapter_sources
 from baton.config.schema.deployment import DeploymentConfig, EngineKind
 from baton.control.fleet.adapter_registry import AdapterRegistry, AdapterRejection, replica_adapters
-from baton.domain.errors import ComponentUnhealthy, EngineDied
+from baton.domain.errors import ComponentUnhealthy, EngineDied, RdmaMissing
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.names.addresses import format_endpoint
 from baton.engine.adapter_files import adapter_refusal
@@ -36,22 +37,34 @@ from baton.serving.replica.engines import (
 )
 from baton.serving.replica.model_download import fetch_for_engine
 from baton.serving.replica.port_reservation import PortReservation
-from baton.serving.replica.side_channel_watch import CHECK_DEADLINE_S, SideChannelWatch
 from baton.serving.replica.start_reports import StartReporter
-from baton.serving.shared.metadata import LINK_ADDRESS, METRICS_ADDRESS, REPLICA_ID
+from baton.serving.shared.names import LINK_ADDRESS, METRICS_ADDRESS, REPLICA_ID
 from baton.serving.store.adapter_store import AdapterFollower, decode_registry
 from baton.serving.store.link_keys import link_options
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.metrics.replica import replica_families
 
 _LOGGER = logging.getLogger(__name__)
+_CHECK_DEADLINE_S = 5.0
+"""For a peer on the same machine, which answers in milliseconds unless overloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideChannelTiming:
+    """Interval, timeout and threshold of checks."""
+
+    period_s: float = 5.0
+    failure_threshold: int = 4
+    """In a row: 20 s if it refuses connections, 40 s if it does not answer."""
+    timeout_s: float = _CHECK_DEADLINE_S + 1.0
+    """For a check that misses its own deadline."""
 
 
 def host_options(config: DeploymentConfig, pool: str) -> HostOptions:
     """The bounds and deadlines of a pool's replicas.
 
-    A check has the deadline of `config.derive.options.probe_options`: coordinators wait a little
-    longer than that, so that they hear it when another replica gave no answer.
+    Coordinators wait a little longer for a check than its deadline here, so that they learn that
+    the other replica did not answer (`config.derive.options.probe_options`).
     """
     transfer = config.transfer
     return HostOptions(
@@ -64,7 +77,7 @@ def host_options(config: DeploymentConfig, pool: str) -> HostOptions:
 def metrics_endpoint(
     config: DeploymentConfig, host: ReplicaHost, *, address: str, series: CollectorRegistry
 ) -> MetricsEndpoint | None:
-    """Where a replica's metrics and its engine's own series are; None where none are wanted."""
+    """The endpoint for a replica's metrics and its engine's series; None if disabled."""
     observability = config.observability
     if not observability.metrics.enabled:
         return None
@@ -74,9 +87,9 @@ def metrics_endpoint(
 
 
 def start_side_channel_watch(engine: Engine, facts: ReplicaFacts) -> SideChannelWatch:
-    """What watches a replica's own side channel; begun where it has one."""
+    """The watch of a replica's own side channel; started if it has one."""
     name, address = facts.replica_id, facts.side_channel
-    check = partial(engine.check_side_channel, name, address, CHECK_DEADLINE_S)
+    check = partial(engine.check_side_channel, name, address, _CHECK_DEADLINE_S)
     watch = SideChannelWatch(name, check)
     if address:
         watch.start()
@@ -84,7 +97,7 @@ def start_side_channel_watch(engine: Engine, facts: ReplicaFacts) -> SideChannel
 
 
 class EngineReplica:
-    """The class behind each pool's deployment; `app` decorates it."""
+    """The class of each pool's deployment; `application.app` decorates it."""
 
     async def __init__(self, config: DeploymentConfig, pool: str) -> None:  # type: ignore[misc]
         from baton.serving.ray.context import get_gcs_address, node_address, replica_name
@@ -135,43 +148,43 @@ class EngineReplica:
         log_event(_LOGGER, logging.INFO, "replica_started", fields)
 
     def record_replica_metadata(self) -> dict[str, object]:
-        """What coordinators need to reach this replica; Serve hands it to them."""
+        """The addresses that coordinators need; Serve gives them to followers."""
         metrics_address = None if self._metrics is None else self._metrics.address
         return {
             LINK_ADDRESS: self._require_host().address,
             METRICS_ADDRESS: metrics_address,
             REPLICA_ID: self._facts.replica_id,
             "pool": self._pool,
-            "role": str(self._facts.role),  # its pool's; `status` has the present one
+            "role": str(self._facts.role),  # the pool's role; `status` has the current one
             "pid": os.getpid(),
         }
 
     async def check_health(self) -> None:
-        """Raise when this replica can no longer do its work, so that Serve replaces it.
+        """Check that this replica can work; Serve replaces it otherwise.
 
-        Serve ends it at once then, so whatever still can end here does so before: it drains.
+        Serve kills the replica after a failure. So it drains before it reports a broken agent or
+        side channel.
 
         Raises:
-            EngineDied: its engine is dead.
-            Broken: its engine lives, and no other engine can fetch blocks from it any more, or it
-                from any other.
+            EngineDied: the engine is dead.
+            ComponentUnhealthy: the engine lives, but can exchange blocks with no other engine.
         """
         host = self._require_host()
         if host.failed.done():
             raise host.failed.result()
-        # For good, as draining is: a replica that drains and lives on would do nothing for ever.
+        # Final, like draining: a replica that drained and lived on would stay idle forever.
         if failure := host.agent_failure or self._side_channel.latch_failure():
             host.drain(deadline_s=self._config.admission.timeouts.total_s)
             if host.drained.is_set():
                 raise ComponentUnhealthy(f"replica {self._facts.replica_id}", failure)
 
     async def set_role(self, role: str) -> dict[str, object]:
-        """Be meant for something else from now on, without a restart; the last call counts.
+        """Switch to a role without a restart; the last call counts.
 
-        What runs here runs on, and coordinators send other work. Returns what `status` says of it.
+        Requests here finish; coordinators then send other work. Returns the new role.
 
         Raises:
-            RoleUnsupported: there is no such role, or this engine cannot play it.
+            RoleUnsupported: the role is unknown, or this engine cannot play it.
         """
         host = self._require_host()
         changed = host.set_role(parse_role(self._facts.replica_id, role))
@@ -190,20 +203,16 @@ class EngineReplica:
     async def set_role_if_listed(
         self, replica_ids: tuple[str, ...], role: str
     ) -> dict[str, object] | None:
-        """As `set_role` where this replica is meant, else None: Serve calls all of a pool or one.
-
-        Raises:
-            RoleUnsupported: there is no such role, or this engine cannot play it.
-        """
+        """See `set_role`; None if this replica is not listed: Serve calls all replicas or one."""
         return await self.set_role(role) if self._facts.replica_id in replica_ids else None
 
     async def check_adapter(self, source: str, places: Sequence[str]) -> dict[str, object] | None:
-        """Why an adapter could not be served here, with the status that says so; None: it could."""
+        """Why this replica could not serve an adapter, with the HTTP status; None if it could."""
         refusal = await asyncio.to_thread(self._check_adapter_files, source, places)
         return None if refusal is None else asdict(refusal)
 
     async def apply_adapters(self, registry: str) -> int:
-        """Serve the adapters of this registry; the version that holds then."""
+        """Serve the adapters of this registry; returns the version in force."""
         return self._adapters.update(decode_registry(registry))
 
     def _check_adapter_files(self, source: str, places: Sequence[str]) -> AdapterRejection | None:
@@ -211,7 +220,7 @@ class EngineReplica:
         folder = source
         if not source.startswith("/"):
             if engine.kind is EngineKind.SIM:
-                return None  # what it would load, it does not have
+                return None  # the simulated engine has no files
             from baton.engine.vllm.core.lora import resolve_local_path
 
             folder = resolve_local_path(source)
@@ -225,7 +234,7 @@ class EngineReplica:
     async def _refresh_adapters(self) -> None:
         try:
             await self._adapters.poll()
-        except Exception as error:  # a boundary: Ray raises what it likes, and one leg fails by it
+        except Exception as error:  # a boundary: Ray raises many types, and only one leg fails
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _set_known_adapters(self, registry: AdapterRegistry) -> None:
@@ -249,7 +258,7 @@ class EngineReplica:
         }
 
     async def __del__(self) -> None:
-        """Serve's shutdown hook: finish what runs here, then stop the engine."""
+        """Serve's shutdown hook: finish requests in flight, then stop the engine."""
         host, self._host = self._host, None
         if host is None:
             return
@@ -268,3 +277,80 @@ class EngineReplica:
         if self._host is None:
             raise EngineDied(self._pool, "the replica is stopping")
         return self._host
+
+
+class SideChannelWatch:
+    """See the module.
+
+    Theory of operation. Coordinators detect a dead side channel by probes within seconds and use
+    other pairs. But its thread in vLLM restarts only with the engine. So each replica checks its
+    own side channel as a peer would, and reports a failure after several in a row; Ray Serve then
+    replaces it. Several, because a busy machine may answer late. An exception of a check is one
+    more failure.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        check: Callable[[], Awaitable[None]],
+        *,
+        timing: SideChannelTiming | None = None,
+    ) -> None:
+        self._replica_id = replica_id
+        self._check = check
+        self._timing = timing or SideChannelTiming()
+        self._failures = 0
+        self._last_failure = ""
+        self._latched_failure = ""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def failure(self) -> str:
+        """Why the replica must be replaced; empty while it is healthy."""
+        return self._last_failure if self._failures >= self._timing.failure_threshold else ""
+
+    def latch_failure(self) -> str:
+        """`failure`, kept once it occurred, even if the side channel answers again."""
+        self._latched_failure = self._latched_failure or self.failure
+        return self._latched_failure
+
+    def start(self) -> None:
+        """Start to check. Idempotent."""
+        if self._task is None:
+            # A context of its own: Ray would count this task as part of the current call.
+            self._task = asyncio.create_task(
+                self._probe_loop(), name="own-side-channel", context=contextvars.Context()
+            )
+
+    async def close(self) -> None:
+        """Stop checking. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def probe(self) -> None:
+        """Check once."""
+        try:
+            async with asyncio.timeout(self._timing.timeout_s):
+                await self._check()
+        except RdmaMissing:
+            pass  # it answered; peers judge the transport of blocks
+        except Exception as error:  # noqa: BLE001 - a boundary: a check that breaks has failed
+            self._record_failure(f"{type(error).__name__}: {error}")
+            return
+        self._failures = 0
+
+    async def _probe_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._timing.period_s)
+            await self.probe()
+
+    def _record_failure(self, why: str) -> None:
+        self._failures += 1
+        self._last_failure = (
+            f"its side channel has not answered {self._failures} times in a row: {why}"
+        )
+        if self._failures == self._timing.failure_threshold:
+            fields = {"replica_id": self._replica_id, "why": self._last_failure}
+            log_event(_LOGGER, logging.ERROR, "side_channel_dead", fields)

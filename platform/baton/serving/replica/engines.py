@@ -1,4 +1,4 @@
-"""From the configuration to an engine: which kind, how large, on which ports."""
+"""Builds a replica's engine from the configuration."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSite:
-    """Where a replica runs and what it is called."""
+    """The name and the node of a replica."""
 
     replica_id: str
     pool: str
     host: str
-    """The address at which other nodes reach this one."""
+    """Other nodes reach this node at it."""
     reserve_ports: Callable[[str, int, int], int]
-    """`(host, base, count)` → the first of `count` ports in a row that are this replica's."""
+    """`(host, base, count)` → the first of `count` consecutive ports, reserved for this replica."""
     gcs_address: str = ""
-    """`host:port` of that of the Ray cluster which the replica is part of, if it is of one."""
+    """`host:port` of the Ray cluster's GCS; empty without a cluster."""
 
 
 def model_path(model: ModelConfig) -> str:
-    """Where the model is: a hub id or a path; `tiny` is made first if it is not there yet."""
+    """A hub id or a path; writes the tiny model if it is missing."""
     if model.source != TINY:
         return hub_id(model.source)
     from baton.engine.tiny_model import write_tiny_model
@@ -65,7 +65,7 @@ def model_path(model: ModelConfig) -> str:
 
 
 def tiny_model_folder() -> Path:
-    """Where the tiny model is kept on this machine."""
+    """The folder of the tiny model on this machine."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "baton" / "tiny-model"
 
@@ -77,13 +77,10 @@ def build_engine(
     series: CollectorRegistry | None = None,
     adapters: KnownAdapters | None = None,
 ) -> Engine:
-    """Make the engine of one replica; nothing is started yet.
+    """Make the engine of one replica, without starting it.
 
-    Args:
-        config: Of the deployment.
-        site: Where it runs.
-        series: Where it will have its own series for Prometheus, if it has any.
-        adapters: Those that it serves; None: those of the configuration, and no others.
+    `series` gets the engine's own Prometheus series. Without `adapters` it serves those of the
+    configuration.
     """
     if adapters is None:
         adapters = KnownAdapters(adapter_sources(config.models[config.pools[site.pool].model]))
@@ -103,7 +100,7 @@ def side_channel_host(bind: str, node: str) -> str:
         node: the address under which the cluster knows this node.
 
     Raises:
-        EngineStartFailed: a network is wanted in which this node has no address, or several.
+        EngineStartFailed: this node has no address, or several, in the configured network.
     """
     network = ip_network(bind)
     if network is None:
@@ -129,7 +126,7 @@ def local_addresses() -> frozenset[str]:
 
 
 def device_count(config: DeploymentConfig, pool: str) -> float:
-    """GPUs that one replica of a pool takes; a replica on CPUs counts as one."""
+    """GPUs of one replica of a pool; a replica on CPUs counts as 1."""
     return float(config.pools[pool].resources.gpus or 1)
 
 
@@ -211,7 +208,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         on_load_failure=on_failure,
     )
     if pool.resources.gpus:
-        # Between GPUs, over NVLink or RDMA, progress matters more than an idle core.
+        # For NVLink and RDMA, fast progress matters more than an idle core.
         nixl = replace(nixl, progress_delay_us=None)
     return VllmEngineSettings(
         replica_id=site.replica_id,
@@ -250,19 +247,20 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
 
 
 def _ray_environment(site: ReplicaSite) -> dict[str, str]:
-    """Where an engine's processes are, and by what they find the workers that Ray starts for it.
+    """The node's address, and the Ray cluster that starts the engine's workers.
 
-    Left alone, vLLM takes the interface towards the internet for the one between nodes, and, asked
-    to spawn its processes (0.32, 0.33), starts a Ray of its own for its workers.
+    Without these, vLLM uses the interface to the internet between nodes, and starts a Ray of its
+    own for spawned processes (0.32, 0.33).
     """
     environment = {"RAY_ADDRESS": site.gcs_address} if site.gcs_address else {}
     return environment | {"VLLM_HOST_IP": site.host}
 
 
 def _vllm_extra(pool: PoolConfig) -> dict[str, object]:
-    """Raw arguments; workers on GPUs live in the replica's placement group, on several nodes if so.
+    """Raw arguments, and how workers start.
 
-    Ray has no name for CPUs that vLLM would ask it for: there they are processes of the engine.
+    On GPUs they run in the replica's placement group, on several nodes if needed. On CPUs they are
+    processes of the engine, because Ray has no resource name for vLLM's CPUs.
     """
     executor: dict[str, object] = {}
     if pool.parallel.workers > 1:
@@ -274,7 +272,7 @@ def engine_environment(config: DeploymentConfig, pool_name: str) -> dict[str, st
     """Environment of a pool's engine processes."""
     pool = config.pools[pool_name]
     on_cpu = {
-        # Left alone, vLLM binds each engine to all cores, and engines on one machine fight.
+        # By default vLLM binds each engine to all cores, so engines on one machine compete.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, int(pool.resources.cpus / pool.parallel.workers))),
     }

@@ -1,15 +1,13 @@
-"""What the shell of `baton up` says of a hub and of proxies, for the processes of every node.
+"""Hub and proxy variables of the shell of `baton up`, for the processes of every node.
 
-Theory of operation. The variables are kept as a note in the store of Ray's head when a deployment
-is made. Each replica and each ingress takes them before it imports what reads them, so that a node
-that joins later has them, too. They are in no runtime environment and no configuration: Ray's
-dashboard and `serve status` would show a token there. Who may join the cluster may read the note,
-and could as well run code as its processes. What the shell does not say stays as each node has it.
-Folders of the shell's machine (`HF_HOME`) are nothing to others.
+Theory of operation. `baton up` keeps the variables in the store of Ray's head. Each replica and
+ingress applies them before it imports a hub's client, so nodes that join later have them, too. They
+are in no runtime environment, because Ray's dashboard and `serve status` would show the token.
+Every node that joins may read them. A variable that the shell lacks stays as each node has it.
+Folders of the shell's machine (`HF_HOME`) are not copied.
 
-What baton's processes ask each other goes through no proxy: their clients do not look at these
-variables. `NO_PROXY_VARIABLE` gets the nodes' addresses for everything else that runs in these
-processes.
+Clients between baton's processes ignore proxies. `NO_PROXY_VARIABLE` gets the nodes' addresses for
+the other code in these processes.
 """
 
 from __future__ import annotations
@@ -38,51 +36,46 @@ _LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def select_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that are to hold on every node."""
+    """The variables of an environment to apply on every node."""
     return {name: environ[name] for name in HUB_VARIABLES if environ.get(name)}
 
 
 def store_variables(environ: Mapping[str, str]) -> None:
-    """Keep what this shell says for the deployment that is made; blocks for milliseconds."""
+    """Store this shell's variables for the new deployment; blocks for milliseconds."""
     save(_STORE_KEY, json.dumps(select_variables(environ)).encode())
 
 
 def load_variables() -> dict[str, str]:
-    """What the shell said by which the deployment was made; empty where nothing is known."""
+    """The stored variables; empty without any."""
     data = load(_STORE_KEY)
     variables: dict[str, str] = {} if data is None else json.loads(data)
     return variables
 
 
 def apply_stored(cache_folder: str | None) -> None:
-    """Have this process, which is a node's, go by what is kept; blocks for milliseconds.
+    """Apply the stored variables to this process; blocks for milliseconds.
 
-    To be called before anything of a hub is imported: it reads its variables then.
-
-    Args:
-        cache_folder: the folder for models of a hub, where the configuration says one.
+    Call it before importing a hub's client, which reads its variables then. `cache_folder` is the
+    configured folder for hub models.
     """
     from baton.serving.ray.context import node_address, node_addresses
 
     apply_variables(os.environ, load_variables(), (node_address(), *node_addresses()))
     if cache_folder is not None:
         os.environ["HF_HOME"] = str(Path(cache_folder).expanduser())
-        os.environ.pop("HF_HUB_CACHE", None)  # it would count for more
+        os.environ.pop("HF_HUB_CACHE", None)  # it would take precedence
 
 
 def apply_variables(
     environ: MutableMapping[str, str], variables: Mapping[str, str], own_addresses: Iterable[str]
 ) -> None:
-    """Have a process ask hubs as it is told, and nodes at these addresses without a proxy."""
+    """Apply the variables, and exclude these addresses from proxies."""
     environ.update(variables)
     if not any(environ.get(name) or environ.get(name.lower()) for name in PROXY_URL_VARIABLES):
         return
-    no_proxy_names = (
-        f"{environ.get(NO_PROXY_VARIABLE, '')},{environ.get(NO_PROXY_VARIABLE.lower(), '')}".split(
-            ","
-        )
-    )
-    names = [*(name.strip() for name in no_proxy_names), *_LOOPBACK_NAMES, *own_addresses]
-    # Some read the one, some the other.
+    # Programs read either spelling.
+    spellings = (NO_PROXY_VARIABLE, NO_PROXY_VARIABLE.lower())
+    configured = ",".join(environ.get(spelling, "") for spelling in spellings).split(",")
+    names = [*(name.strip() for name in configured), *_LOOPBACK_NAMES, *own_addresses]
     no_proxy = ",".join(dict.fromkeys(name for name in names if name))
-    environ.update({NO_PROXY_VARIABLE: no_proxy, NO_PROXY_VARIABLE.lower(): no_proxy})
+    environ.update(dict.fromkeys(spellings, no_proxy))

@@ -1,4 +1,4 @@
-"""Brings models of a hub to the node of a replica or an ingress before these read them."""
+"""Downloads hub models to the node of a replica or an ingress before they load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from baton.serving.replica.start_reports import StartReporter
 _POLL_S: Final = 1.0
 _GRACE_S: Final = 3.0
 _INGRESS_DEADLINE_S: Final = 600.0
-"""For what an API server reads: megabytes."""
+"""For the files of an API server: megabytes."""
 _MODELSCOPE_VARIABLE: Final = "VLLM_USE_MODELSCOPE"
 _MB: Final = 1_000_000
 _GB: Final = 1_000_000_000
@@ -37,16 +37,12 @@ async def fetch_for_engine(
     environment: Mapping[str, str],
     reporter: StartReporter,
 ) -> None:
-    """Bring what an engine of a pool reads to this node; replicas of a node share it.
+    """Download the files of a pool's engine to this node; replicas of a node share them.
 
-    Args:
-        config: of the deployment.
-        pool_name: the engine's.
-        environment: what the engine's processes see besides what this one does.
-        reporter: is told how far it is, and why it does not come.
+    `environment` extends that of this process for the engine's processes.
 
     Raises:
-        EngineStartFailed: it does not come.
+        EngineStartFailed: the download failed.
     """
     pool = config.pools[pool_name]
     model = config.models[pool.model]
@@ -65,11 +61,7 @@ async def fetch_for_engine(
 
 
 async def fetch_for_ingress(model: ModelConfig, reporter: StartReporter) -> None:
-    """Bring what an API server reads of a model to this node.
-
-    Raises:
-        EngineStartFailed: it does not come.
-    """
+    """Download the files of a model's API server to this node; see `fetch` for errors."""
     if _needs_fetch(model):
         order = FetchRequest(
             repository=hub_id(model.source), revision=model.revision, needs_weights=False
@@ -88,13 +80,13 @@ async def fetch(
     *,
     deadline_s: float,
 ) -> None:
-    """Run the program that fetches, and tell of it until it ends.
+    """Run the download process and report its progress until it ends.
 
     Raises:
-        EngineStartFailed: it did not end well, or in time.
+        EngineStartFailed: it failed, or exceeded the deadline.
     """
     if environment.get(_MODELSCOPE_VARIABLE) or os.environ.get(_MODELSCOPE_VARIABLE):
-        return  # vLLM fetches from there by itself
+        return  # vLLM downloads from there by itself
     folder = await asyncio.to_thread(scratch_folder, "baton-fetch-")
     try:
         async with asyncio.timeout(deadline_s):

@@ -1,14 +1,14 @@
-"""Ports of a node's side channels: never two replicas' at once, never one life's after another's.
+"""Reserves ports of side channels: no two replicas share a port, and freed ports are quarantined.
 
-Theory of operation. An engine opens its side channel seconds after it was told the port, so that
-two replicas starting at once would be told the same one. A lock file per port, held by the
-replica's process, prevents that; the kernel frees it however the process ends.
+Theory of operation. An engine opens its side channel seconds after it gets the port, so two
+replicas that start together could get the same port. The replica's process therefore holds a lock
+on a file per port; the kernel frees it however the process ends.
 
-A port that was freed rests. Engines that pulled from its last holder remember that one's agent by
-the address, and such an engine may crash when another agent answers there. The file says since when
-a port rests. A killed process cannot write that, so its port rests from when the next one finds it
-free. Files may be gone, with a container or after a restart of the machine, while the address
-stays: so the search begins at a place that the clock gives, another one each second.
+A freed port is quarantined. Peers remember the agent of its last holder by the address, and may
+crash when another agent answers there. The file has the time of the release. A killed process
+cannot write it, so its quarantine begins when the next process finds the port free. The files may
+be lost with a container or a restart while the address stays. So the search starts at a position
+that changes each second.
 
 Source: vLLM's issue 49238; `engine_ttl`, 3,600 s, after which vLLM forgets an engine that it did
 not pull from.
@@ -28,18 +28,18 @@ from baton.domain.errors import EngineStartFailed
 from baton.serving.front.data_path import port_is_free
 
 QUARANTINE_S = 3_900.0
-"""How long peers may remember an engine, and five minutes for requests that still wait for it."""
+"""vLLM's `engine_ttl`, and 5 minutes for requests that still wait."""
 _LAST_PORT = 65_535
 _IN_USE = b"held"
 
 
 def wall_clock_s() -> float:
-    """The time of day, which, unlike the monotonic clock, goes on when the machine restarts."""
+    """Unix time, which continues across restarts of the machine, unlike the monotonic clock."""
     return datetime.now(UTC).timestamp()
 
 
 class PortReservation:
-    """Ports in a row, reserved until `release` or the end of this process."""
+    """Consecutive ports, reserved until `release` or the end of this process."""
 
     def __init__(
         self, folder: Path | None = None, *, clock: Callable[[], float] = wall_clock_s
@@ -49,7 +49,7 @@ class PortReservation:
         self._locks: list[int] = []
 
     def reserve(self, host: str, base: int, count: int) -> int:
-        """Reserve `count` ports in a row from `base` on; returns the first.
+        """Reserve `count` consecutive ports from `base` on; returns the first.
 
         Raises:
             EngineStartFailed: there are none.
@@ -70,7 +70,7 @@ class PortReservation:
         )
 
     def release(self) -> None:
-        """Give every port back, to rest. Idempotent."""
+        """Free all ports and start their quarantine. Idempotent."""
         now_s = self._clock()
         for lock in self._locks:
             _begin_quarantine(lock, now_s)
@@ -85,10 +85,10 @@ class PortReservation:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                free = False
+                is_free = False
             else:
-                free = _is_quarantine_over(lock, now_s) and port_is_free(host, port)
-            if not free:
+                is_free = _is_quarantine_over(lock, now_s) and port_is_free(host, port)
+            if not is_free:
                 for acquired in locks:
                     os.close(acquired)
                 return False
@@ -99,13 +99,13 @@ class PortReservation:
 
 
 def _is_quarantine_over(lock: int, now_s: float) -> bool:
-    """Whether nobody remembers the port's last holder. The lock is ours."""
+    """Whether no peer remembers the port's last holder. The caller has the lock."""
     recorded = os.pread(lock, 64, 0)
     if not recorded:
         return True
     try:
         elapsed_s = now_s - float(recorded)
-    except ValueError:  # its holder was killed, as it seems
+    except ValueError:  # its holder was probably killed
         elapsed_s = -1.0
     if elapsed_s < 0.0:  # or the clock was set back
         _begin_quarantine(lock, now_s)

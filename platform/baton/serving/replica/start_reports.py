@@ -1,10 +1,9 @@
-"""What processes say of their start, for `baton up` to show before they can be asked anything.
+"""Progress of starting processes, for `baton up`.
 
-Theory of operation. A replica that starts answers nobody. What it does meanwhile it writes into the
-store of Ray's head, under its deployment and node, so that there is never more than one line of
-each; it takes the line away when it is done. A number goes up with every line: a line whose number
-stands still is of a process that was killed, and is not shown. What can only fail again is written
-under another name, and ends `baton up` at once, while Ray Serve would go on trying.
+Theory of operation. A process that starts cannot answer calls. It writes its progress into the
+store of Ray's head, one line per deployment and node, and deletes the line at the end. Each line
+has a number that increases; a line with a constant number is of a killed process, and is not shown.
+A permanent failure goes under another name and ends `baton up`, while Ray Serve would retry.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _LOGGER = logging.getLogger(__name__)
 _PROGRESS_PREFIX = "start/doing/"
 _FAILURE_PREFIX = "start/failed/"
 _DISPLAY_PERIOD_S = 4.0
-"""With a look a second, no silence is longer than 5 s."""
+"""With one poll per second, output appears every 5 s at least."""
 _POLL_PERIOD_S = 1.0
 _STALE_S = 20.0
-"""A process that lives says something every few seconds."""
+"""A live process writes every few seconds."""
 
 
 class StartReporter:
-    """Says what one process does while it starts; calls block for milliseconds."""
+    """Reports one process' start; calls block for milliseconds."""
 
     def __init__(self, deployment: str, node: str, store: Store | None = None) -> None:
         self._source_id = f"{deployment}@{node}"
@@ -38,17 +37,17 @@ class StartReporter:
         self._sequence = 0
 
     def progress(self, activity: str) -> None:
-        """It does this now: a few words, as `downloading org/model: 3.1 of 16.1 GB`."""
+        """Report an activity in a few words, as `downloading org/model: 3.1 of 16.1 GB`."""
         self._sequence += 1
         fields = {"node": self._node, "what": activity, "number": self._sequence}
         self._write(_PROGRESS_PREFIX, fields)
 
     def failed(self, error: EngineStartFailed) -> None:
-        """It does not start, nor will the next one."""
+        """Report a permanent failure."""
         self._write(_FAILURE_PREFIX, {"node": self._node, "why": error.why, "remedy": error.remedy})
 
     def done(self) -> None:
-        """There is nothing to show any more."""
+        """Delete the progress line."""
         if self._sequence:
             self._log_errors(lambda: self._store.delete(_PROGRESS_PREFIX + self._source_id))
 
@@ -59,7 +58,7 @@ class StartReporter:
     def _log_errors(self, action: Callable[[], object]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - a boundary: what is only shown may be missing
+        except Exception as error:  # noqa: BLE001 - a boundary: progress is only shown
             fields = {"who": self._source_id, "why": f"{type(error).__name__}: {error}"}
             log_event(_LOGGER, logging.WARNING, "start_not_reported", fields)
 
@@ -71,7 +70,7 @@ class _ProgressLine(NamedTuple):
 
 
 class StartWatch:
-    """Shows what processes say of their start, and ends a start that cannot come to anything."""
+    """Shows progress of starting processes, and ends a start that cannot succeed."""
 
     def __init__(self, show: Callable[[str], None], store: Store | None = None) -> None:
         self._show = show
@@ -81,10 +80,10 @@ class StartWatch:
         self._shown_at_s = float("-inf")
 
     def poll(self, now_s: float) -> None:
-        """Show what is new, every few seconds; as often as wanted.
+        """Show new progress every few seconds; call it at any rate.
 
         Raises:
-            EngineStartFailed: a process has said that it cannot start.
+            EngineStartFailed: a process has reported a permanent failure.
         """
         if now_s - self._polled_at_s < _POLL_PERIOD_S:
             return

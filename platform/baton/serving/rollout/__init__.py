@@ -1,1 +1,1 @@
-"""Another configuration or version, replica by replica, and back if it ails."""
+"""Changes of the configuration or version, replica by replica, with rollback."""

@@ -1,21 +1,20 @@
-"""Another configuration for a deployment that runs: everywhere or nowhere, and back if it ails.
+"""Applies another configuration to a running deployment, entirely or not at all.
 
-Theory of operation. First every process that works by the configuration says whether it can take
-the new one (*prepare*); one that cannot, or does not answer, ends it, and nothing has changed. Then
-the new generation is written to the store, which only one of several who apply at once can do
-(*commit*), and every process is told. From then on the store is what holds: a process that dies
-meanwhile, or is not told, finds it there. Pools are resized next, and last the replicas replaced
-that are built from something else now, stage by stage and watched (`serving.rollout.rollout`):
-each stays until another serves, and drains. When something cannot be carried out, or new replicas
-are worse than those they replace, or an ingress ails that was healthy before, the old
-configuration becomes the next generation, and pools get their old sizes and replicas again. So it
-is when whoever applies interrupts it.
+Theory of operation. First the controller and every ingress check the new configuration (*prepare*).
+If one rejects it or does not answer, nothing changes. Then the store takes the new generation
+(*commit*), which only one of several concurrent commands can write, and every process is notified.
+From then on the store is authoritative: a process that missed the notice finds the generation
+there.
 
-Sizes: where an autoscaler decides, it is given the new bounds and keeps its counts. Where none
-does, a changed `start` is the new size, and bounds that moved past a pool push it.
+Then pools are resized. Last, replicas with a changed build are replaced in watched stages
+(`serving.rollout.rollout`); each old replica stays until a new one serves, and drains. The old
+configuration becomes the next generation, with the old sizes and builds, if a step fails, new
+replicas are worse, a healthy ingress becomes unhealthy, or the operator interrupts.
 
-Another version of baton changes no configuration: it is rolled out by itself (`upgrade`), and only
-then takes part in this.
+Sizes: an autoscaler gets the new bounds and keeps its counts. Without one, a changed `start` is the
+new size, and changed bounds limit it.
+
+Another version of baton is rolled out separately (`rollout.upgrade`).
 """
 
 from __future__ import annotations
@@ -44,18 +43,18 @@ from baton.serving.store.config_store import ROLLBACK_STATUSES, GenerationStatus
 from baton.telemetry.histograms import ChangedEdges, all_edges, changed_edges
 
 _HEALTH_TIMEOUT_S = 3.0
-"""How long ingresses may take to be healthy again before the change is taken back."""
+"""How long ingresses may take to become healthy before a rollback."""
 _POLL_S = 0.1
 
 
 def apply_config(
     deployment: ApplyTarget, new: DeploymentConfig, options: RolloutOptions
 ) -> ApplyResult:
-    """Have a running deployment go by another configuration.
+    """Apply another configuration to a running deployment.
 
     Raises:
-        ApplyRejected: it cannot, and nothing has changed; or it did not work out, and went back or,
-            where that is not wanted or somebody else is changing what runs now, stays as it is.
+        ApplyRejected: nothing has changed; or the change failed and was rolled back; or it failed
+            and stays, because rollback is off or another command changes the deployment.
     """
     started_at_s = options.now_s()
     plan = _plan_change(deployment, new)
@@ -78,9 +77,9 @@ def apply_config(
 def roll_back(
     deployment: ApplyTarget, generation: int | None, options: RolloutOptions
 ) -> ApplyResult:
-    """Go back to the configuration of an earlier generation, as another one.
+    """Apply the configuration of an earlier generation as the next generation.
 
-    With None, to the last one that was good and is not as what holds.
+    None selects the last good configuration that differs from the current one.
 
     Raises:
         ApplyRejected: there is none, or it cannot be applied.
@@ -97,7 +96,7 @@ def roll_back(
 
 
 def _last_good(deployment: ApplyTarget) -> DeploymentConfig | None:
-    """The newest configuration that was good and differs from what holds; None: there is none."""
+    """The newest good configuration that differs from the current one; None without."""
     live = deployment.current()
     for record in reversed(deployment.history()):
         if record.generation < live.generation and record.status in ROLLBACK_STATUSES:
@@ -109,28 +108,24 @@ def _last_good(deployment: ApplyTarget) -> DeploymentConfig | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ChangePlan:
-    """What everybody could take."""
-
     old: LiveConfig
     new: DeploymentConfig
     changes: tuple[Change, ...]
     current_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Of all pools, as they are."""
+    """Of every pool."""
     target_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Of those that change."""
+    """Of pools that change."""
     rollout: RolloutPlan | None = None
-    """Of the replicas that are replaced."""
     was_unhealthy: bool = False
-    """Whether it did before anything was changed."""
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """Deployments, in the order in which their replicas are replaced."""
+        """Deployments in the order in which their replicas are replaced."""
         return () if self.rollout is None else tuple(n for s in self.rollout.stages for n in s)
 
 
 def _plan_change(deployment: ApplyTarget, new: DeploymentConfig) -> _ChangePlan:
-    """What is to be done, after everybody was asked whether it could."""
+    """Check a change in every process, and plan its steps."""
     old = deployment.current()
     changes = diff(old.config, new)
     check_no_restarts(changes)
@@ -162,7 +157,6 @@ def _plan_change(deployment: ApplyTarget, new: DeploymentConfig) -> _ChangePlan:
 def _plan_rollout(
     record: BuildRecord, old: DeploymentConfig, new: DeploymentConfig, changes: Sequence[Change]
 ) -> RolloutPlan:
-    """Which replicas are built from something else now, and in which order they are replaced."""
     new_builds = record.builds_for_config(new)
     changed_builds = {
         name
@@ -179,7 +173,6 @@ def _plan_rollout(
 
 
 def _execute(deployment: ApplyTarget, plan: _ChangePlan, options: RolloutOptions) -> RolloutResult:
-    """Commit, tell, resize, replace; or take it back."""
     live = LiveConfig(generation=plan.old.generation + 1, config=plan.new)
     if not deployment.commit(live, options.operation):
         reason = f"generation {live.generation} was applied by another command at the same time"
@@ -190,7 +183,7 @@ def _execute(deployment: ApplyTarget, plan: _ChangePlan, options: RolloutOptions
     except KeyboardInterrupt:
         outcome = RolloutResult(stages_started=0, failure="interrupted")
     except ApplyRejected as error:
-        # Somebody else is changing what runs now, and whatever was taken back would be theirs.
+        # Another command changes the deployment; a rollback would undo its changes.
         deployment.set_status(live.generation, GenerationStatus.NOT_REVERTED, error.why)
         raise
     except (BatonError, OSError) as error:
@@ -206,7 +199,6 @@ def _execute(deployment: ApplyTarget, plan: _ChangePlan, options: RolloutOptions
 def _run_steps(
     deployment: ApplyTarget, plan: _ChangePlan, live: LiveConfig, options: RolloutOptions
 ) -> RolloutResult:
-    """Tell, resize, replace, and look whether all is well."""
     outcome = RolloutResult(
         stages_started=0, failure=_join_lines(_activate(deployment, live, plan.target_sizes))
     )
@@ -220,7 +212,7 @@ def _run_steps(
 def _abort(
     deployment: ApplyTarget, plan: _ChangePlan, generation: int, why: str, options: RolloutOptions
 ) -> NoReturn:
-    """Take a generation back, unless its operator would rather have it stay; say why."""
+    """Roll back unless the operator disabled that; then raise."""
     remedy = "look at 'baton status' and the replicas' logs"
     if not options.rollback:
         deployment.set_status(generation, GenerationStatus.NOT_REVERTED, why)
@@ -238,7 +230,7 @@ def _abort(
 def _revert_generation(
     deployment: ApplyTarget, plan: _ChangePlan, generation: int, options: RolloutOptions
 ) -> Sequence[str]:
-    """The old configuration as the next generation, unless somebody has applied another since."""
+    """Make the old configuration the next generation, unless another command has written it."""
     reverted = LiveConfig(generation=generation, config=plan.old.config)
     if not deployment.commit(reverted, "reverted"):
         return ["somebody else has applied another since"]
@@ -254,11 +246,7 @@ def _revert_generation(
 
 
 def _check_code_version(record: BuildRecord) -> None:
-    """Refuse to change the configuration of another version of baton.
-
-    Raises:
-        ApplyRejected: that is what runs.
-    """
+    """Raise `ApplyRejected` if another version of baton runs."""
     if not record.matches_current_code():
         raise ApplyRejected(
             f"baton {record.description} runs, and this is {with_current_code(record).description}",
@@ -268,10 +256,10 @@ def _check_code_version(record: BuildRecord) -> None:
 
 
 def check_no_restarts(changes: Sequence[Change]) -> None:
-    """Refuse what takes more than telling and replacing.
+    """Reject changes that require a restart.
 
     Raises:
-        ApplyRejected: some change cannot be made while the deployment runs.
+        ApplyRejected: a change requires a restart.
     """
     if blockers := restart_changes(changes):
         lines = [f"{blocker} ({blocker.reload})" for blocker in blockers]
@@ -283,12 +271,12 @@ def check_no_restarts(changes: Sequence[Change]) -> None:
 
 
 def restart_changes(changes: Sequence[Change]) -> list[Change]:
-    """Those that no deployment can take while it runs."""
+    """The changes that require a restart."""
     return [change for change in changes if change.reload is Reload.RESTART]
 
 
 def report(result: ApplyResult, outcome: str) -> dict[str, object]:
-    """For the command line."""
+    """The result for the command line."""
     return {
         "outcome": outcome,
         "generation": result.generation,
@@ -298,7 +286,7 @@ def report(result: ApplyResult, outcome: str) -> dict[str, object]:
                 result.changes, key=lambda change: list(Reload).index(change.reload)
             )
             if {change.old, change.new}
-            != {None, "null"}  # a section that comes or goes says enough
+            != {None, "null"}  # a new or removed section has its keys listed
         ],
         "histograms": [str(changed) for changed in result.histograms],
         "replaced": list(result.replaced),
@@ -310,7 +298,7 @@ def report(result: ApplyResult, outcome: str) -> dict[str, object]:
 
 
 def changed_histograms(old: DeploymentConfig, new: DeploymentConfig) -> tuple[ChangedEdges, ...]:
-    """The histograms of ingresses that have other edges by another configuration."""
+    """Histograms of ingresses whose bucket edges change."""
     if not new.observability.metrics.enabled:
         return ()
     before, after = (
@@ -323,7 +311,7 @@ def changed_histograms(old: DeploymentConfig, new: DeploymentConfig) -> tuple[Ch
 def target_sizes(
     old: DeploymentConfig, new: DeploymentConfig, sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """The pools whose size changes with the configuration; none where an autoscaler decides."""
+    """New sizes of pools that change; none if an autoscaler decides."""
     scaler = new.autoscaler
     if scaler is not None and scaler.policy != ScalingRule.STATIC and not scaler.dry_run:
         return {}
@@ -339,7 +327,6 @@ def target_sizes(
 
 
 def _activate(deployment: ApplyTarget, live: LiveConfig, sizes: Mapping[str, int]) -> Sequence[str]:
-    """Tell everybody, then resize; what went wrong."""
     if problems := deployment.distribute(live):
         return problems
     for pool, count in sizes.items():

@@ -1,4 +1,4 @@
-"""The deployment on the Ray cluster that this process is connected to, as applying sees it."""
+"""The deployment on the Ray cluster that this process is connected to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from baton.config.schema.deployment import DeploymentConfig, PoolConfig
 from baton.control.autoscaling.rollout import NO_COUNTS, RolloutCounts
@@ -29,7 +30,6 @@ from baton.serving.ray import serve_control
 from baton.serving.ray.context import get_gcs_address
 from baton.serving.ray.packing import unpack
 from baton.serving.ray.serve_control import CallResults
-from baton.serving.rollout.lease import RolloutLease
 from baton.serving.rollout.rollout import FleetStatus
 from baton.serving.shared.names import APP, CONTROLLER, INGRESS
 from baton.serving.store.config_store import (
@@ -38,26 +38,30 @@ from baton.serving.store.config_store import (
     GenerationRecord,
     Generations,
     GenerationStatus,
+    HeadStore,
     LiveConfig,
+    Store,
     load,
     save,
     unix_time_s,
 )
 
 _QUERY_TIMEOUT_S = 10.0
-"""Answers take milliseconds; building a policy of the user's own may import a lot first."""
+"""Answers take milliseconds; a custom policy may import for seconds."""
 _ACTION_TIMEOUT_S = 10.0
 _LOGGER = logging.getLogger(__name__)
 _CONFIG_PARTICIPANTS = (INGRESS, CONTROLLER)
-"""Who works by the configuration."""
+_LEASE_KEY = "lease/rollout"
+_LEASE_S = 60.0
+_LEASE_RENEW_S = 5.0
 
 
 @contextlib.contextmanager
 def _wrap_ray_errors(failure: str) -> Iterator[None]:
-    """Do what Ray may refuse or be too late for; `failure` says what that comes to.
+    """Convert Ray's errors; `failure` says what has failed.
 
     Raises:
-        ClusterFailed: so it was.
+        ClusterFailed: Ray raised an error or timed out.
     """
     from ray import exceptions
     from ray.serve.exceptions import RayServeException
@@ -71,7 +75,6 @@ def _wrap_ray_errors(failure: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _best_effort(failure: str) -> Iterator[None]:
-    """Do what nothing depends on: where Ray does not do it, it is said, and all else goes on."""
     try:
         with _wrap_ray_errors(failure):
             yield
@@ -80,7 +83,7 @@ def _best_effort(failure: str) -> Iterator[None]:
 
 
 class LiveDeployment:
-    """A `Running` on Ray Serve; whatever Ray raises is a `ClusterFailed` to whoever asks."""
+    """An `ApplyTarget` on Ray Serve; raises `ClusterFailed` for Ray's errors."""
 
     def __init__(self, runner: asyncio.Runner, app: str = APP) -> None:
         self._runner = runner
@@ -88,15 +91,15 @@ class LiveDeployment:
         self._generations = Generations()
         self._config: DeploymentConfig | None = None
         self._surge = True
-        """Whether there is room for a replica beside the one that it replaces."""
+        """Whether the cluster has room for one more replica."""
         self._lease = RolloutLease(f"{socket.gethostname()}, process {os.getpid()}")
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Be the only one who changes what runs.
+        """Hold the lease during a change.
 
         Raises:
-            ApplyRejected: somebody else is at it.
+            ApplyRejected: another command holds it.
         """
         with _wrap_ray_errors("the cluster's store does not answer"):
             holder = self._lease.acquire()
@@ -114,10 +117,10 @@ class LiveDeployment:
 
     @_wrap_ray_errors("it cannot be told what holds")
     def current(self) -> LiveConfig:
-        """What holds now: as the store has it, or else as the controller was started.
+        """See `ApplyTarget`; without a stored generation it is the controller's.
 
         Raises:
-            NotRunning: there is no controller, or it does not answer.
+            NotRunning: no controller answers.
         """
         answers = self._call_all(CONTROLLER, "config")
         for answer in answers.values:
@@ -130,7 +133,7 @@ class LiveDeployment:
         raise NotRunning(f"the controller does not answer: {why}", "look at 'baton status'")
 
     def prepare(self, base_generation: int, config: DeploymentConfig) -> Sequence[str]:
-        """Why processes cannot take it, those that do not answer among them."""
+        """See `ApplyTarget`."""
         problems: list[str] = []
         for deployment in _CONFIG_PARTICIPANTS:
             answers = self._call_all(deployment, "prepare_config", base_generation, config)
@@ -142,11 +145,7 @@ class LiveDeployment:
 
     @_wrap_ray_errors("the next generation may not have been kept")
     def commit(self, live: LiveConfig, operation: str) -> bool:
-        """Keep it as the next generation; False: somebody else's is.
-
-        Raises:
-            ApplyRejected: somebody else is changing what runs now.
-        """
+        """See `ApplyTarget`."""
         self._lease.renew()
         if live.generation == 1 and self._config is not None:
             self._generations.add_first(self._config)
@@ -154,16 +153,16 @@ class LiveDeployment:
 
     @_wrap_ray_errors("the cluster's store does not answer")
     def find(self, generation: int) -> DeploymentConfig | None:
-        """The configuration of a generation; None when it is not kept."""
+        """See `ApplyTarget`."""
         return self._generations.find(generation)
 
     @_wrap_ray_errors("the cluster's store does not answer")
     def history(self) -> Sequence[GenerationRecord]:
-        """Every generation that is kept, oldest first."""
+        """See `ApplyTarget`."""
         return self._generations.history()
 
     def distribute(self, live: LiveConfig) -> Sequence[str]:
-        """Have every process take it; what went wrong."""
+        """See `ApplyTarget`."""
         problems: list[str] = []
         for deployment in _CONFIG_PARTICIPANTS:
             answers = self._call_all(deployment, "commit_config", live)
@@ -176,7 +175,7 @@ class LiveDeployment:
         return problems
 
     def problems(self) -> Sequence[str]:
-        """What ails: one line for each ingress that cannot serve."""
+        """See `ApplyTarget`."""
         answers = self._call_all(INGRESS, "healthy")
         unhealthy_count = sum(answer is not True for answer in answers.values)
         unhealthy = (
@@ -188,7 +187,7 @@ class LiveDeployment:
 
     @_wrap_ray_errors("Ray Serve does not say how many replicas there are")
     def sizes(self) -> Mapping[str, int]:
-        """How many replicas each pool is to have at present."""
+        """See `ApplyTarget`."""
         pools = self._config.pools if self._config is not None else ()
         states = self._runner.run(
             serve_control.deployment_states(self._app, pools, timeout_s=_QUERY_TIMEOUT_S)
@@ -197,7 +196,7 @@ class LiveDeployment:
 
     @_wrap_ray_errors("Ray Serve took no new size")
     def resize(self, pool: str, replicas: int) -> None:
-        """Have exactly so many replicas of a pool, from now on."""
+        """See `ApplyTarget`."""
         self._runner.run(
             serve_control.scale_async(
                 self._app, pool, replicas=replicas, timeout_s=_ACTION_TIMEOUT_S
@@ -208,9 +207,9 @@ class LiveDeployment:
     def replace_blockers(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
         """Why replicas of these pools cannot be replaced one by one.
 
-        Without room for one more, a replica goes before its successor comes. So a lone one would
-        leave nobody, unless it only prefills, for decode replicas prefill, too; and the successor
-        must fit where the other was.
+        Without room for one more, a replica stops before its successor starts. A single replica
+        would leave none, except in a prefill pool, because decode replicas can prefill. The
+        successor must also fit into the freed resources.
         """
         import ray
 
@@ -221,9 +220,9 @@ class LiveDeployment:
 
     @_wrap_ray_errors("Ray does not say how many CPUs it counts")
     def growth_blockers(self, config: DeploymentConfig) -> Sequence[str]:
-        """Why pools could not have as many replicas as they may; empty where other nodes may join.
+        """Why the maximum of replicas would not fit; empty if other nodes may join.
 
-        On a machine of its own, Ray counts as many CPUs as were asked for when it was started.
+        On a cluster of one machine Ray has the CPUs that it was started with.
         """
         import ray
 
@@ -233,11 +232,7 @@ class LiveDeployment:
 
     @_wrap_ray_errors("the cluster's store does not answer")
     def build_record(self) -> BuildRecord:
-        """What runs was built from what.
-
-        Raises:
-            NotRunning: nobody knows.
-        """
+        """See `ApplyTarget`; raises `NotRunning` if the store has no record."""
         data = load(BUILD_RECORD_KEY)
         if data is None:
             raise NotRunning(
@@ -248,13 +243,9 @@ class LiveDeployment:
 
     @_wrap_ray_errors("Ray Serve took no order")
     def deploy_builds(self, builds: Builds) -> None:
-        """Have everything built so, from now on, at its present size; returns at once.
+        """See `RolloutTarget`; keeps the current sizes.
 
-        Serve begins within a tenth of a second and calls the application `DEPLOYING` at once.
-
-        Raises:
-            ClusterFailed: Serve did not take it.
-            ApplyRejected: somebody else is changing what runs now.
+        Serve starts within 0.1 s; the application is `DEPLOYING` at once.
         """
         from ray import serve
 
@@ -265,7 +256,7 @@ class LiveDeployment:
         target = serve.RunTarget(
             app, name=self._app, route_prefix="/", external_scaler_enabled=True
         )
-        # First: a command that dies in between leaves a note of what may be, not of what was.
+        # First: if this command dies in between, the record has the ordered builds.
         save(BUILD_RECORD_KEY, encode_build_record(self.build_record().with_builds(builds)))
         serve.run_many(
             [target],
@@ -274,7 +265,6 @@ class LiveDeployment:
         )
 
     def _ingress_size(self, config: DeploymentConfig) -> Mapping[str, int]:
-        """How many ingresses there are to be at present, if that is a number that they may have."""
         states = self._runner.run(
             serve_control.deployment_states(self._app, (INGRESS,), timeout_s=_QUERY_TIMEOUT_S)
         )
@@ -284,11 +274,7 @@ class LiveDeployment:
         }
 
     def fleet_status(self, names: Sequence[str]) -> FleetStatus | None:
-        """How far a rollout is, and how these deployments fare; None when nobody could say.
-
-        Raises:
-            ApplyRejected: somebody else is changing what runs now.
-        """
+        """See `RolloutTarget`."""
         try:
             with _wrap_ray_errors(f"cannot look at {', '.join(names)}"):
                 self._lease.renew()
@@ -298,17 +284,17 @@ class LiveDeployment:
             return None
 
     def set_status(self, generation: int, status: GenerationStatus, why: str = "") -> None:
-        """Write down what became of a generation; one that cannot be goes on as `under way`."""
+        """Store a generation's status; after a failure it stays `under way`."""
         with _best_effort(f"'baton history' will not say that generation {generation} is {status}"):
             self._generations.set_status(generation, status, why)
 
     @_wrap_ray_errors("it is not kept that this version runs")
     def record_code_version(self) -> None:
-        """Write down that all of it runs the code of this process."""
+        """See `ApplyTarget`."""
         save(BUILD_RECORD_KEY, encode_build_record(with_current_code(self.build_record())))
 
     def record_progress(self, progress: Mapping[str, object]) -> None:
-        """Write down how far a rollout is, for whoever asks; it goes on all the same where not."""
+        """See `RolloutTarget`."""
         with _best_effort("'baton status' will not say how far it is"):
             save(ROLLOUT_KEY, json.dumps({**progress, "at_s": unix_time_s()}).encode())
 
@@ -328,14 +314,14 @@ class LiveDeployment:
             done=str(app.status.value) != "DEPLOYING"
             and all(states.get(name) == "HEALTHY" for name in names),
             failure=(error_line(messages) or "Ray Serve has given up") if failed else "",
-            ready=_replica_ids({name: other.ready for name, other in replicas.items()}),
-            starting=_replica_ids({name: other.starting for name, other in replicas.items()}),
-            targets={name: other.target for name, other in replicas.items()},
+            ready=_replica_ids({name: pool.ready for name, pool in replicas.items()}),
+            starting=_replica_ids({name: pool.starting for name, pool in replicas.items()}),
+            targets={name: pool.target for name, pool in replicas.items()},
             tallies=self._tallies(),
         )
 
     def _tallies(self) -> dict[str, RolloutCounts]:
-        """By replica, what all ingresses have seen it do; whoever is silent says nothing."""
+        """By replica, the sum over all ingresses that answer."""
         totals: dict[str, RolloutCounts] = {}
         for answer in self._call_all(INGRESS, "outcomes").values:
             rows = cast("dict[str, list[int]]", unpack(answer))
@@ -352,7 +338,7 @@ class LiveDeployment:
 
 
 def _replica_ids(by_pool: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Replicas as ingresses call them, given Serve's own ids of them."""
+    """Replica ids as ingresses use them, from Serve's ids."""
     return frozenset(f"{pool}-{id_}" for pool, ids in by_pool.items() for id_ in ids)
 
 
@@ -362,7 +348,7 @@ def no_room_reasons(
     sizes: Mapping[str, int],
     full_pools: Sequence[str],
 ) -> list[str]:
-    """Why replicas of these pools, for which there is no room beside, cannot be replaced."""
+    """Why replicas of these pools, which have no room for one more, cannot be replaced."""
     reasons = []
     for name in full_pools:
         pool = new.pools[name]
@@ -381,7 +367,7 @@ def no_room_reasons(
 
 
 def cpu_shortfall(new: DeploymentConfig, old: DeploymentConfig | None, *, cpus: float) -> list[str]:
-    """Why a cluster of so many CPUs would never start all replicas that pools may have now."""
+    """Why a cluster with this number of CPUs could not start the maximum of replicas."""
     requested_cpus, old_cpus = _max_cpus(new), 0.0 if old is None else _max_cpus(old)
     if requested_cpus <= max(old_cpus, cpus):
         return []
@@ -398,7 +384,7 @@ def _max_cpus(config: DeploymentConfig) -> float:
 
 
 def resource_requests(pool: PoolConfig) -> dict[str, float]:
-    """What one replica takes, by Ray's names."""
+    """Resources of one replica, by Ray's names."""
     resources = pool.resources
     amounts = {
         "CPU": resources.cpus,
@@ -409,15 +395,93 @@ def resource_requests(pool: PoolConfig) -> dict[str, float]:
 
 
 def fits(pool: PoolConfig, *, free: Mapping[str, float]) -> bool:
-    """Whether one more replica could be had; by sums, which a single node may still lack."""
+    """Whether one more replica fits into the free total; a single node may still lack room."""
     return all(free.get(name, 0.0) >= amount for name, amount in resource_requests(pool).items())
 
 
 @contextlib.contextmanager
 def open_live_deployment() -> Iterator[LiveDeployment]:
     """The deployment of the cluster that this process is connected to."""
-    import ray.serve  # noqa: F401 - importing it sets the level of its logger
+    import ray.serve  # noqa: F401 - the import sets the level of its logger
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with asyncio.Runner() as runner:
         yield LiveDeployment(runner)
+
+
+class RolloutLease:
+    """The exclusive right to change a deployment.
+
+    Theory of operation. The lease is one key, written only if it is absent or expired; so the lease
+    of a killed command expires. A renewal costs two calls to the store, so it happens at intervals.
+    Expiry uses the wall clock, because machines share the lease; its duration is far above the
+    clock differences of one cluster.
+
+    A command that was suspended longer than its lease may find another's. Each lease has its own
+    token, so the command does not renew or delete it, and ends. The store has no compare-and-set:
+    two commands that write in the same millisecond may both proceed, until one finds the other's
+    lease at its renewal.
+    """
+
+    def __init__(
+        self, holder: str, store: Store | None = None, *, now_s: Callable[[], float] = unix_time_s
+    ) -> None:
+        self._holder = holder
+        self._store = store or HeadStore()
+        self._now_s = now_s
+        self._token = secrets.token_hex(8)
+        """Identifies this holder: process ids repeat across containers and time."""
+        self._renewed_at_s: float | None = None
+
+    def acquire(self) -> str:
+        """Acquire the lease; returns the current holder, or an empty string on success."""
+        if self._write(overwrite=False):
+            return ""
+        stored = self._read()
+        if stored.get("until_s", 0.0) > self._now_s():
+            return str(stored["who"])
+        self._store.delete(_LEASE_KEY)
+        # Read again: another command that saw the same expired lease may have deleted ours.
+        if self._write(overwrite=False) and self._is_own(self._read()):
+            return ""
+        self._renewed_at_s = None
+        return "somebody who was quicker"
+
+    def renew(self) -> None:
+        """Renew the lease if it is held and due.
+
+        Raises:
+            ApplyRejected: it expired, and another command has acquired it.
+        """
+        if self._renewed_at_s is None or self._now_s() - self._renewed_at_s < _LEASE_RENEW_S:
+            return
+        stored = self._read()
+        if not self._is_own(stored):
+            raise ApplyRejected(
+                f"this command was not heard of for {self._now_s() - self._renewed_at_s:.0f} s, and"
+                f" {stored.get('who', 'another command')} has begun to change what runs",
+                "its changes so far stay; when the other is done, look at 'baton status'"
+                " and 'baton history', then begin again",
+            )
+        self._write(overwrite=True)
+
+    def release(self) -> None:
+        """Release the lease; leaves another command's. Idempotent."""
+        if self._renewed_at_s is not None:
+            self._renewed_at_s = None
+            if self._is_own(self._read()):
+                self._store.delete(_LEASE_KEY)
+
+    def _read(self) -> dict[str, Any]:
+        return dict(json.loads(self._store.get(_LEASE_KEY) or b"{}"))
+
+    def _is_own(self, stored: Mapping[str, Any]) -> bool:
+        return bool(stored.get("token") == self._token)
+
+    def _write(self, *, overwrite: bool) -> bool:
+        now_s = self._now_s()
+        entry = {"who": self._holder, "until_s": now_s + _LEASE_S, "token": self._token}
+        if not self._store.put(_LEASE_KEY, json.dumps(entry).encode(), overwrite=overwrite):
+            return False
+        self._renewed_at_s = now_s
+        return True

@@ -1,16 +1,15 @@
-"""A rollout: replicas replaced stage by stage, watched, and given up when the new ones are worse.
+"""A rollout: replaces replicas in watched stages, and ends when new replicas are worse.
 
-Theory of operation. Each stage is one order to Serve: these deployments have their new build from
-now on, all others what they had. Serve starts a new replica, stops an old one when the new one
-serves, and goes on; it gives up by itself when a new one does not start three times in a row, and
-then keeps the old ones. Meanwhile the fleet is looked at twice a second, and judged
-(`control.rollout`). The next stage begins when this one is good. Whatever else ends it, Ctrl-C
-among it, ends it as a stage that is no good does. Nothing is taken back here: whoever asked for the
-rollout decides that, and knows by the `RolloutResult` how far it came. Only who has lost the right
-to change anything hears of it by an error, for what runs is somebody else's to decide then.
+Theory of operation. Each stage is one order to Serve: its deployments get their new build, all
+others keep theirs. Serve starts a new replica, stops an old one when the new one serves, and
+continues. It gives up after three failed starts in a row and keeps the old replicas. Meanwhile the
+rollout polls the fleet twice a second and evaluates it (`control.autoscaling.rollout`). A good
+stage starts the next; a bad stage, an error or Ctrl-C ends the rollout.
 
-A look may fail, for whoever is asked may just be replaced; only the deadline ends that. So may an
-order on the way back.
+The caller rolls back; `RolloutResult` says how far the rollout came. A lost lease raises an error
+instead, because another command changes the deployment then. A poll may fail while the polled
+process is replaced; only the deadline ends the rollout. An order of a rollback may fail and is
+repeated.
 """
 
 from __future__ import annotations
@@ -40,54 +39,54 @@ class FleetStatus:
     """The fleet at one moment of a rollout."""
 
     done: bool = False
-    """Everything runs as it was ordered."""
+    """All deployments run as ordered."""
     failure: str = ""
-    """Why Serve has given up; empty while it has not."""
+    """Set if Serve has given up."""
     ready: frozenset[str] = frozenset()
-    """The ids of the replicas that serve, of the pools that were asked about."""
+    """Ids of replicas in the requested pools."""
     starting: frozenset[str] = frozenset()
-    """Those of replicas that are to."""
+    """Ids of replicas in the requested pools."""
     targets: Mapping[str, int] = field(default_factory=dict)
-    """By pool, how many there are to be."""
+    """Desired replicas by pool."""
     tallies: Mapping[str, RolloutCounts] = field(default_factory=dict)
-    """By replica, what all ingresses together have seen it do."""
+    """By replica, the sum over all ingresses."""
 
 
 class RolloutTarget(Protocol):
-    """A deployment whose replicas can be replaced. All calls block, and have a deadline."""
+    """A deployment whose replicas can be replaced. All calls block and have a deadline."""
 
     def record_progress(self, progress: Mapping[str, object]) -> None:
-        """Write down how far it is, for whoever asks."""
+        """Store the progress for `baton status`."""
         ...
 
     def deploy_builds(self, builds: Builds) -> None:
-        """Have everything built so, from now on; returns at once.
+        """Order these builds; returns at once.
 
         Raises:
-            ClusterFailed: Serve did not take it.
-            ApplyRejected: somebody else is changing it now.
+            ClusterFailed: Serve did not accept the order.
+            ApplyRejected: another command has the lease now.
         """
         ...
 
-    def fleet_status(self, pools: Sequence[str]) -> FleetStatus | None:
-        """How far it is, and how these pools fare; None when nobody could say.
+    def fleet_status(self, names: Sequence[str]) -> FleetStatus | None:
+        """Progress of a rollout in these deployments; None if the cluster does not answer.
 
         Raises:
-            ApplyRejected: somebody else is changing it now.
+            ApplyRejected: another command has the lease now.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
-    """What becomes what, in which order."""
+    """Old and new builds, and the order of deployments."""
 
     old: Builds
     new: Builds
     stages: tuple[tuple[str, ...], ...]
 
     def builds_at(self, stages_started: int) -> Builds:
-        """What everything is built from when that many stages have begun."""
+        """The build of each deployment once this number of stages has started."""
         started = {name for stage in self.stages[:stages_started] for name in stage}
         return {
             name: self.new[name] if name in started else build for name, build in self.old.items()
@@ -96,18 +95,18 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutOptions:
-    """How it is done, as far as whoever asks may choose; by which clock, and who is told of it."""
+    """An operator's options, with the clock and a callback for progress."""
 
     operation: str = "apply"
-    """What this is, in the history."""
+    """For the history."""
     dry_run: bool = False
     wait: bool = True
-    """Watch it to its end; otherwise give the order and leave it to Serve."""
+    """Watch the rollout to its end; otherwise order it and return."""
     rollback: bool = True
-    """Take back what does not work out."""
+    """Roll back after a failure."""
     rules: RolloutRules = field(default_factory=RolloutRules)
     stage_timeout_s: float = 600.0
-    """Until the replicas of a stage are replaced, without what they bake."""
+    """Until the replicas of a stage are replaced, without the bake time."""
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     on_progress: Callable[[str], None] = lambda _line: None
@@ -115,14 +114,13 @@ class RolloutOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutResult:
-    """What came of a rollout."""
+    """The result of a rollout."""
 
     stages_started: int
-    """Stages that were begun."""
     failure: str = ""
-    """Why it was given up; empty: all stages are good."""
+    """Empty if all stages are good."""
     stage_verdicts: tuple[str, ...] = ()
-    """By stage, what it was found good by."""
+    """Why each stage was good."""
 
 
 def run_rollout(
@@ -132,10 +130,10 @@ def run_rollout(
     *,
     generation: int | None = None,
 ) -> RolloutResult:
-    """Go through the stages until one is no good, and write down how far it is.
+    """Run the stages until one fails, and store the progress.
 
     Raises:
-        ApplyRejected: somebody else is changing it now, so that nothing must be taken back.
+        ApplyRejected: another command has the lease now, so there must be no rollback.
     """
     header = {"what": options.operation, "generation": generation}
 
@@ -160,7 +158,7 @@ def run_rollout(
 def revert(
     fleet: RolloutTarget, plan: RolloutPlan, builds: Builds, options: RolloutOptions
 ) -> tuple[str, ...]:
-    """Have these builds again, and wait until they run; what went wrong."""
+    """Order these builds, and wait until they run; returns failures."""
     names = tuple(name for stage in plan.stages for name in stage)
     header = {"what": f"{options.operation}, rolled back"}
     fleet.record_progress(
@@ -180,10 +178,9 @@ def revert(
 
 
 def order_builds(fleet: RolloutTarget, builds: Builds, options: RolloutOptions) -> str:
-    """Have everything built so, asked for again where Serve does not take it; why it never did.
+    """Order these builds, with retries until the deadline; returns the last failure.
 
-    What kept it from going on, as Serve's controller that starts again, keeps it from going back
-    for a moment, too.
+    A cause that failed the rollout, such as a restart of Serve's controller, may still last.
     """
     until_s = options.now_s() + options.stage_timeout_s
     while True:
@@ -198,7 +195,6 @@ def order_builds(fleet: RolloutTarget, builds: Builds, options: RolloutOptions) 
 
 
 def _run_stages(fleet: RolloutTarget, plan: RolloutPlan, options: RolloutOptions) -> RolloutResult:
-    """Go through the stages until one is no good, or something or somebody ends it."""
     stages_started, failure = 0, ""
     stage_verdicts: list[str] = []
     try:
@@ -207,20 +203,14 @@ def _run_stages(fleet: RolloutTarget, plan: RolloutPlan, options: RolloutOptions
             until_s = options.now_s() + options.stage_timeout_s
             initial_status = _await_initial_status(fleet, stage, until_s, options)
             if initial_status is None:
-                return RolloutResult(
-                    stages_started=stages_started,
-                    failure="nobody says what runs",
-                    stage_verdicts=tuple(stage_verdicts),
-                )
+                failure = "nobody says what runs"
+                break
             stages_started = number
             fleet.deploy_builds(plan.builds_at(number))
             verdict = _monitor_stage(fleet, _StageMonitor(stage, initial_status, options), until_s)
             if verdict.action is RolloutAction.ROLL_BACK:
-                return RolloutResult(
-                    stages_started=stages_started,
-                    failure=verdict.why,
-                    stage_verdicts=tuple(stage_verdicts),
-                )
+                failure = verdict.why
+                break
             stage_verdicts.append(f"{', '.join(stage)}: {verdict.why}")
             options.on_progress(stage_verdicts[-1])
     except KeyboardInterrupt:
@@ -235,8 +225,6 @@ def _run_stages(fleet: RolloutTarget, plan: RolloutPlan, options: RolloutOptions
 
 
 class _StageMonitor:
-    """What is remembered of one stage between two looks."""
-
     def __init__(
         self, stage: Sequence[str], initial_status: FleetStatus, options: RolloutOptions
     ) -> None:
@@ -244,14 +232,13 @@ class _StageMonitor:
         self.options = options
         self._old_ids = initial_status.ready | initial_status.starting
         self._targets = dict(initial_status.targets)
-        """How many replicas each pool was to have when it was looked at last."""
         self._expected_stops = 0
-        """Replicas that were told to end so far: whoever is started later is another."""
+        """Stops by scaling down, which are no crashes."""
         self._new_ids: set[str] = set()
         self._done_at_s: float | None = None
 
     def evaluate(self, status: FleetStatus, now_s: float) -> RolloutDecision:
-        """What to do, by this look and those before."""
+        """The decision by this poll and earlier polls."""
         if status.failure:
             return RolloutDecision(action=RolloutAction.ROLL_BACK, why=status.failure)
         if status.done and self._done_at_s is None:
@@ -269,9 +256,9 @@ class _StageMonitor:
         return evaluate_stage(trial, self.options.rules)
 
     def timeout_reason(self, now_s: float, until_s: float) -> str:
-        """Why it is waited for no longer; empty while it is.
+        """Why the wait ends; empty while it goes on.
 
-        What was done once bakes, and is not late; when it has baked, any look brings a verdict.
+        A replaced stage bakes without the timeout; after the bake time the next poll decides.
         """
         stage_s = self.options.stage_timeout_s
         why = f"not replaced after {stage_s:.0f} s; see --timeout"
@@ -284,14 +271,12 @@ class _StageMonitor:
 def _await_initial_status(
     fleet: RolloutTarget, stage: Sequence[str], until_s: float, options: RolloutOptions
 ) -> FleetStatus | None:
-    """What there is before anything is replaced; None when nobody said it in time."""
     while (status := fleet.fleet_status(stage)) is None and options.now_s() < until_s:
         options.sleep(_POLL_S)
     return status
 
 
 def _monitor_stage(fleet: RolloutTarget, monitor: _StageMonitor, until_s: float) -> RolloutDecision:
-    """What a stage comes to, by looking again and again."""
     options = monitor.options
     while True:
         status, now_s = fleet.fleet_status(monitor.stage), options.now_s()

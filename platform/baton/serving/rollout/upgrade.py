@@ -1,11 +1,10 @@
-"""Another version of baton for a deployment that runs: its code, not its configuration.
+"""Rolls out another version of baton with the same configuration.
 
-Theory of operation. New replicas run on the interpreter of whoever upgrades, so that two versions
-can lie beside each other on every node, each in an environment of its own; the interpreter is part
-of a deployment's build, and going back is ordering the old builds. Where the new version was put in
-the place of the old one, new processes get it whatever is ordered: then what has not been replaced
-yet is kept, and that is said. Old and new processes speak with each other meanwhile, so that only
-versions of one fleet link protocol follow each other like this.
+Theory of operation. New replicas run on the interpreter of the command, so two versions can coexist
+on every node, each in its own environment. The interpreter is part of a build, so a rollback orders
+the old builds. After an installation in place, every new process runs the new version; a rollback
+then only keeps the remaining old processes, and the error says so. Old and new processes talk to
+each other meanwhile, so both versions need the same link protocol.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ from baton.serving.shared.names import CONTROLLER, INGRESS
 def upgrade(deployment: ApplyTarget, options: RolloutOptions) -> ApplyResult:
     """Have every replica, the controller and the ingresses run the code of this process.
 
-    Pools come first and ingresses last: coordinators that are known to be good bear with replicas
-    that may not be. The configuration stays.
+    Pools come first and ingresses last, so that proven coordinators handle the new replicas.
 
     Raises:
-        ApplyRejected: it cannot, and nothing has changed; or it did not work out, and went back as
-            far as that goes; or somebody else is changing what runs now.
+        ApplyRejected: nothing has changed; or it failed and was rolled back as far as possible; or
+            another command changes the deployment.
     """
     started_at_s = options.now_s()
     live, record = deployment.current(), deployment.build_record()
@@ -45,7 +43,7 @@ def upgrade(deployment: ApplyTarget, options: RolloutOptions) -> ApplyResult:
     plan = RolloutPlan(
         old=record.builds(live.config),
         new=record.builds_for_current_code(live.config),
-        # KV blocks of two versions of vLLM are never exchanged.
+        # Two versions of vLLM never exchange KV blocks.
         stages=(
             *replacement_stages(pools, together=record.vllm != new_record.vllm),
             (CONTROLLER,),
@@ -81,15 +79,14 @@ def upgrade(deployment: ApplyTarget, options: RolloutOptions) -> ApplyResult:
 def _revert_code(
     deployment: ApplyTarget, plan: RolloutPlan, outcome: RolloutResult, options: RolloutOptions
 ) -> str:
-    """Have the old code run again; what to say of it."""
     if not options.rollback:
         return "; left as it is"
     is_in_place = all(build.python == plan.old[name].python for name, build in plan.new.items())
     if not is_in_place:
         problems = revert(deployment, plan, plan.old, options)
         return "; the old code runs again" + (f", but {'; '.join(problems)}" if problems else "")
-    # Whatever starts now starts with the new code: there is no way back but to keep what still
-    # runs, which is all of the old that no stage had replaced: those that were good say why.
+    # New processes run the new code in any case. So keep the old processes that no good stage has
+    # replaced.
     failure = order_builds(deployment, plan.builds_at(len(outcome.stage_verdicts)), options)
     return (
         "; this code lies where the old code lay, so that what was replaced cannot go back:"
@@ -98,10 +95,10 @@ def _revert_code(
 
 
 def _check_link_protocol(record: BuildRecord) -> None:
-    """Refuse to roll out what cannot speak with what runs.
+    """Reject a version with another link protocol.
 
     Raises:
-        ApplyRejected: replicas and ingresses of the two would refuse each other.
+        ApplyRejected: replicas and ingresses of the two versions would reject each other.
     """
     if record.link_protocol != PROTOCOL_VERSION:
         raise ApplyRejected(

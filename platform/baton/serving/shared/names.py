@@ -1,7 +1,11 @@
-"""What the parts of the Serve application are called."""
+"""Names in the Serve application, and keys of the metadata that its replicas give to Serve."""
 
 from __future__ import annotations
 
 APP = "baton"
 INGRESS = "ingress"
 CONTROLLER = "controller"
+REPLICA_ID = "replica_id"
+LINK_ADDRESS = "link"
+METRICS_ADDRESS = "metrics"
+"""None without metrics."""

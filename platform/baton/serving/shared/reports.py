@@ -1,4 +1,4 @@
-"""The fleet and its links in plain values, for operators."""
+"""The fleet and its links as JSON rows, for operators."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def fleet_report(
     caches: Mapping[str, Row] = _NO_CACHES,
     leases: Mapping[str, int] | None = None,
 ) -> list[Row]:
-    """One row a replica, in order of pool and id.
+    """One row per replica, by pool and id.
 
-    With what the index knows of each replica's cache, and how many of this ingress' handoffs each
-    keeps blocks for, where these are given.
+    `caches` adds each replica's indexed cache, `leases` how many of this ingress' handoffs it keeps
+    blocks for.
     """
     views = sorted(fleet.replicas.values(), key=lambda v: (v.facts.pool, v.replica_id))
     rows: list[Row] = []
@@ -45,7 +45,7 @@ def fleet_report(
 
 
 def timing_report(pools: Iterable[TimingQuality]) -> list[Row]:
-    """How well each pool's engines are known, and how good the predictions made of it were."""
+    """Errors of the step and TTFT predictions of each pool."""
     return [
         {
             "pool": pool.pool,
@@ -61,9 +61,9 @@ def timing_report(pools: Iterable[TimingQuality]) -> list[Row]:
 
 
 def policy_report(name: str, placer: Placer) -> Row:
-    """Which policy places requests, and where it chooses by a function, how often that failed.
+    """The placement policy; for a function, how often it failed.
 
-    Such a failure is no request's: the least loaded replica was taken instead.
+    After such a failure the least loaded replica gets the request.
     """
     row: dict[str, object] = {"name": str(name)}
     if isinstance(placer, ChooserPlacer):
@@ -72,10 +72,10 @@ def policy_report(name: str, placer: Placer) -> Row:
 
 
 def route_report(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
-    """The stories that several ingresses tell of one request.
+    """Reports of one request from several ingresses.
 
     Raises:
-        UnknownRequest: none of them knows any.
+        UnknownRequest: no ingress has a report.
     """
     reports = [report for ingress_reports in answers for report in ingress_reports]
     if not reports:
@@ -90,7 +90,7 @@ def route_report(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
 def merge_request_reports(
     answers: Iterable[Iterable[Row]], count: int, order: RecordSelection
 ) -> list[Row]:
-    """What several ingresses tell of requests that ended recently, as one list in that order."""
+    """Reports of several ingresses as one list in that order."""
     reports = [report for reports in answers for report in reports]
     if order is RecordSelection.SLOWEST:
         return nlargest(count, reports, key=itemgetter("slowness"))
@@ -98,7 +98,7 @@ def merge_request_reports(
 
 
 def link_report(links: Iterable[LinkRow]) -> list[Row]:
-    """What one ingress knows of links, one row a pair."""
+    """One ingress' estimates, one row per pair."""
     return [
         {
             "source_id": link.source_id,
@@ -123,11 +123,10 @@ def link_report(links: Iterable[LinkRow]) -> list[Row]:
 
 
 def merge_link_reports(answers: Iterable[Iterable[Row]]) -> list[Row]:
-    """What several ingresses know of links as one list: for each pair, the one that probed last.
+    """Rows of several ingresses as one list: per pair, the row with the latest probe.
 
-    An ingress that has not found out whether a pair works does not overrule one that has.
-    Engines count pulls and tell every ingress the same; handoffs and flows are each ingress' own,
-    and added up.
+    A row with an unknown state never replaces a known state. All ingresses get the same pulls from
+    engines; handoffs and flows are each ingress' own, and are added.
     """
     by_pair: dict[tuple[str, str], list[Row]] = {}
     for row in (row for rows in answers for row in rows):

@@ -1,1 +1,1 @@
-"""What outlives processes: kept in the store of Ray's head."""
+"""State that outlives processes, in the store of Ray's head."""

@@ -1,9 +1,9 @@
-"""The adapters that were added while a deployment runs, as its processes keep and follow them.
+"""The registry of adapters in the store, and how processes follow it.
 
-Theory of operation. The registry is kept in the store of Ray's head, under its version: a version
-can be written once only, so that of two who change it at once one has to look again. Every process
-that serves begins with the newest version, is told of each later one by the controller, and looks
-every few seconds whether it missed one (`AdapterFollower`). Versions only go up.
+Theory of operation. The store of Ray's head has the registry under its version. A version can be
+written only once, so of two concurrent changes one has to retry. Every process starts with the
+newest version, receives later versions from the controller, and polls for missed versions
+(`AdapterFollower`). Versions only increase.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from baton.telemetry.logs import log_event
 _LOGGER = logging.getLogger(__name__)
 _PREFIX = "adapters/"
 _MAX_VERSIONS = 3
-"""Versions, so that whoever reads the newest finds it while the next one is written."""
+"""Kept versions, so that a reader finds the newest during a write."""
 _POLL_INTERVAL_S = 5.0
 
 
 def encode_registry(registry: AdapterRegistry) -> str:
-    """As it is kept, and sent to other processes."""
+    """The JSON that is stored and sent to other processes."""
     adapters = [asdict(adapter) for adapter in registry.adapters]
     return json.dumps({"version": registry.version, "adapters": adapters})
 
 
 def decode_registry(text: str | bytes) -> AdapterRegistry:
-    """What was kept.
+    """Inverse of `encode_registry`.
 
     Raises:
-        ValueError: it is nothing that was.
+        ValueError: the text is no registry.
     """
     try:
         entry = json.loads(text)
@@ -53,23 +53,19 @@ class AdapterStore:
         self._store = store or HeadStore()
 
     def newest(self) -> AdapterRegistry:
-        """The registry as it is now; an empty one where nothing was ever added.
-
-        Raises:
-            ValueError: another version of baton has written what this one cannot read.
-        """
+        """The current registry; empty without any. Raises `ValueError` like `decode_registry`."""
         for key in sorted(self._store.keys(_PREFIX), reverse=True):
             if (data := self._store.get(key)) is not None:
                 return decode_registry(data)
         return AdapterRegistry()
 
     def version(self) -> int:
-        """The newest version; 0: there is none."""
+        """The newest version; 0 without any."""
         keys = self._store.keys(_PREFIX)
         return max((int(key.removeprefix(_PREFIX)) for key in keys), default=0)
 
     def add(self, registry: AdapterRegistry) -> bool:
-        """Keep the next version; False when somebody else wrote it first."""
+        """Store the next version; False if another process stored it first."""
         data = encode_registry(registry).encode()
         if not self._store.put(_key(registry.version), data, overwrite=False):
             return False
@@ -83,7 +79,7 @@ def _key(version: int) -> str:
 
 
 def active_adapters(store: AdapterStore | None = None) -> AdapterRegistry:
-    """What a deployment that is ended and started again goes on with; nothing that drains."""
+    """The registry for a restarted deployment, without draining adapters."""
     registry = (store or AdapterStore()).newest()
     return replace(
         registry, adapters=tuple(adapter for adapter in registry.adapters if not adapter.draining)
@@ -91,7 +87,7 @@ def active_adapters(store: AdapterStore | None = None) -> AdapterRegistry:
 
 
 class AdapterFollower:
-    """The registry by which one process works."""
+    """The registry that one process applies."""
 
     def __init__(
         self,
@@ -100,7 +96,6 @@ class AdapterFollower:
         *,
         interval_s: float = _POLL_INTERVAL_S,
     ) -> None:
-        """`apply` goes by a registry from now on; it is called with each newer one."""
         self.registry = AdapterRegistry()
         self._apply = apply
         self._store = store or AdapterStore()
@@ -109,34 +104,34 @@ class AdapterFollower:
         self._failing = False
 
     async def start(self) -> None:
-        """Go by the newest registry, and follow it from now on. Idempotent."""
+        """Apply the newest registry and follow it. Idempotent."""
         if self._task is None:
             await self._poll_or_log()
-            # A context of its own: Ray would take it for part of the request that is served now.
+            # A context of its own: Ray would count this task as part of the current request.
             self._task = asyncio.create_task(
                 self._follow(), name="adapter-follower", context=contextvars.Context()
             )
 
     async def close(self) -> None:
-        """Follow it no more. Idempotent."""
+        """Stop following. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
 
     def update(self, registry: AdapterRegistry) -> int:
-        """Go by a registry unless it is older than the present one; the version that holds then."""
+        """Apply a registry unless it is older; returns the version in force."""
         if registry.version > self.registry.version:
             self.registry = registry
             self._apply(registry)
         return self.registry.version
 
     def reapply(self) -> None:
-        """Apply the present registry once more: what it is merged with has changed."""
+        """Apply the current registry again, after a change of the configuration."""
         self._apply(self.registry)
 
     async def poll(self) -> None:
-        """Take the newest registry from the store.
+        """Apply the newest registry of the store.
 
         Raises:
             ValueError: it cannot be read.
@@ -153,7 +148,7 @@ class AdapterFollower:
     async def _poll_or_log(self) -> None:
         try:
             await self.poll()
-        except Exception as error:  # noqa: BLE001 - a boundary: whatever it is, look again
+        except Exception as error:  # noqa: BLE001 - a boundary: retries after any error
             if not self._failing:
                 fields = {"why": f"{type(error).__name__}: {error}"}
                 log_event(_LOGGER, logging.WARNING, "adapters_not_followed", fields)

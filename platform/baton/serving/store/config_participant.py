@@ -1,10 +1,10 @@
-"""One process' part when a configuration is applied: look whether it can be taken, then take it.
+"""One process' part in applying a configuration: prepare, then commit.
 
-Theory of operation. `prepare` builds everything from the new configuration that building can fail
-at, beside what runs, and says what is wrong; nothing changes, and what was built is dropped when
-something else is prepared. `commit` switches over, in one go between two steps of the event loop as
-far as requests can see. It may come without `prepare`, for who was not told in time finds the
-configuration in the store; and twice, for the second time does nothing. Generations only go up.
+Theory of operation. `prepare` builds everything that can fail from the new configuration, beside
+the running parts, and returns what is wrong. Nothing changes; the next `prepare` drops the result.
+`commit` switches between two steps of the event loop, as far as requests can see. It works without
+`prepare`, because a process may find the configuration in the store, and is idempotent. Generations
+only increase.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
 Switch = Callable[[], Awaitable[None]]
-"""Goes over to what was built."""
 
 
 class ConfigParticipant:
-    """The configuration by which one process works, and the way to another."""
+    """The configuration that one process applies."""
 
     def __init__(self, live: LiveConfig, build: Callable[[DeploymentConfig], Switch]) -> None:
         self._live = live
@@ -33,15 +32,14 @@ class ConfigParticipant:
         self._commit_lock = asyncio.Lock()
         self._follower: ConfigFollower | None = None
         self.rejected = 0
-        """Configurations that could not be taken, each time that one was tried."""
 
     @property
     def live(self) -> LiveConfig:
-        """What holds here now."""
+        """The configuration in force."""
         return self._live
 
     def follow(self, generations: Generations) -> None:
-        """Begin to look for configurations of which nobody tells. Idempotent."""
+        """Start to poll for missed configurations. Idempotent."""
         if self._follower is None:
             self._follower = ConfigFollower(
                 generations, current=lambda: self._live, commit=self.commit
@@ -49,12 +47,12 @@ class ConfigParticipant:
         self._follower.start()
 
     async def close(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop polling. Idempotent."""
         if self._follower is not None:
             await self._follower.stop()
 
     async def prepare(self, base_generation: int, config: DeploymentConfig) -> str:
-        """Why a configuration cannot be taken after that generation; empty when it can."""
+        """Why a configuration cannot follow that generation; empty if it can."""
         if base_generation != self._live.generation:
             return (
                 f"generation {self._live.generation} holds here, not {base_generation}:"
@@ -62,14 +60,14 @@ class ConfigParticipant:
             )
         try:
             self._staged = (config, await asyncio.to_thread(self._build, config))
-        except Exception as error:  # noqa: BLE001 - a boundary: whatever is wrong is said
+        except Exception as error:  # noqa: BLE001 - a boundary: the caller gets the text
             self._staged = None
             self.rejected += 1
             return f"{type(error).__name__}: {error}"
         return ""
 
     async def commit(self, live: LiveConfig) -> int:
-        """Go over to a configuration; the generation that holds then."""
+        """Apply a configuration; returns the generation in force."""
         async with self._commit_lock:
             if live.generation <= self._live.generation:
                 return self._live.generation

@@ -1,15 +1,14 @@
-"""What outlives the processes of a deployment: its configuration as it is now, and small notes.
+"""The configuration in force and small records, in the store of Ray's head.
 
-Theory of operation. Deployments carry the configuration that they were started with. What was
-applied since is kept in the store of Ray's head (its GCS), under a number that goes up by one with
-each change: a *generation*; the configuration of the start is generation 0. A number can be taken
-once only, which is how two who apply at the same time find out. Whoever starts later, or restarts,
-begins with the newest generation; whoever was not told of one finds it by looking every few seconds
-(`ConfigFollower`). Every call to the store has a deadline. Without the head's own persistence its
-store ends with the cluster, as the deployment does.
+Theory of operation. A deployment carries the configuration of its start, generation 0. The store of
+Ray's head (its GCS) has each later configuration under the next number, its *generation*. A number
+can be written only once, so concurrent commands notice each other. A process that starts takes the
+newest generation; a process that misses a notice finds it by polling (`ConfigFollower`). Every call
+has a deadline. Without persistence of Ray's head the store ends with the cluster, as the deployment
+does.
 
-Generations are kept as text, as `baton config show` has it, so that another version of baton can
-read them, and beside each what became of it: an operator can look back, and go back.
+Generations are text, as of `baton config show`, so that another version of baton can read them.
+Each has a status, for `baton history` and `baton rollback`.
 """
 
 from __future__ import annotations
@@ -33,48 +32,48 @@ _NAMESPACE = b"baton"
 _CONFIG_PREFIX = "config/"
 _STATUS_PREFIX = "fate/"
 BUILD_RECORD_KEY = "built"
-"""The note that says what the deployments that run were built from."""
+"""Builds of the running deployments."""
 ENDPOINT_KEY = "where"
-"""The note that says where clients come to a deployment on a cluster of somebody else's."""
+"""Address for clients of a deployment on an existing cluster."""
 ROLLOUT_KEY = "rollout"
-"""The note that says how far the last rollout is."""
+"""Progress of the last rollout."""
 _MAX_GENERATIONS = 20
-"""Generations that are kept, for operators to look back at."""
+"""Kept for the history."""
 _STORE_TIMEOUT_S = 5.0
 _POLL_INTERVAL_S = 5.0
-"""Between two looks at the store; each is one call of well under a millisecond to the head."""
+"""A poll is one call of well under a millisecond to the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveConfig:
-    """A configuration and its number."""
+    """A configuration and its generation."""
 
     generation: int
     config: DeploymentConfig
 
 
 class Store(Protocol):
-    """Bytes by name. Blocks for milliseconds; every call has a deadline."""
+    """Bytes by name. Calls block for milliseconds and have a deadline."""
 
     def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
-        """Whether it was written: without `overwrite` only if there was nothing."""
+        """Write; returns False if the key exists and `overwrite` is off."""
         ...
 
     def get(self, key: str) -> bytes | None:
-        """What is kept under a name; None for nothing."""
+        """The bytes of a key; None without."""
         ...
 
     def keys(self, prefix: str) -> list[str]:
-        """The names that begin so."""
+        """The keys with a prefix."""
         ...
 
     def delete(self, key: str, *, by_prefix: bool = False) -> None:
-        """Forget one name, or all that begin so."""
+        """Delete one key, or all with the prefix."""
         ...
 
 
 class HeadStore:
-    """The store of the Ray cluster that this process is connected to (private API of Ray 2.60)."""
+    """The store of the connected Ray cluster (private API of Ray 2.60)."""
 
     def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
         """See `Store`."""
@@ -120,59 +119,57 @@ def _client() -> _Client:
 
 
 def unix_time_s() -> float:
-    """Seconds since 1970: the one clock that means the same to two processes."""
+    """Seconds since 1970; comparable between processes, unlike the monotonic clock."""
     return datetime.now(UTC).timestamp()
 
 
 def save(name: str, data: bytes) -> None:
-    """Keep a small note; blocks for milliseconds."""
+    """Save a small record; blocks for milliseconds."""
     HeadStore().put(f"note/{name}", data, overwrite=True)
 
 
 def load(name: str) -> bytes | None:
-    """A note as it was kept last; None when there is none. Blocks for milliseconds."""
+    """A record; None without. Blocks for milliseconds."""
     return HeadStore().get(f"note/{name}")
 
 
 def clear_store() -> None:
-    """Begin anew: what an earlier deployment on this cluster has kept does not count."""
+    """Delete what an earlier deployment on this cluster has stored."""
     HeadStore().delete("", by_prefix=True)
 
 
 class GenerationStatus(StrEnum):
-    """What became of a generation."""
+    """The status of a generation."""
 
     STARTED = "started"
     """The deployment was started with it."""
     IN_PROGRESS = "in progress"
-    """Somebody is carrying it out, or was and is gone."""
+    """A command applies it, or was killed while it did."""
     APPLIED = "applied"
     REVERTED = "reverted"
-    """It did not work out; the next generation is as the one before it."""
+    """It failed; the next generation has the earlier configuration."""
     NOT_REVERTED = "not reverted"
-    """It did not work out, and its operator wanted no way back."""
+    """It failed, and the operator disabled the rollback."""
 
 
 ROLLBACK_STATUSES = frozenset({GenerationStatus.STARTED, GenerationStatus.APPLIED})
-"""Generations that somebody may want to go back to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRecord:
-    """One generation, as operators look back at it."""
+    """One generation in the history."""
 
     generation: int
     at_s: float | None
-    """When it was written, in seconds since 1970; None for that of the start."""
+    """When it was written, in seconds since 1970; None for generation 0."""
     operation: str
-    """What brought it: `apply`, `rollback`, ..."""
     status: GenerationStatus
     why: str = ""
-    """What went wrong, or what it was judged by."""
+    """The failure, or the reason why it was good."""
 
 
 class Generations:
-    """The configurations that were applied, and what became of each."""
+    """The applied configurations and their statuses."""
 
     def __init__(
         self, store: Store | None = None, *, now_s: Callable[[], float] = unix_time_s
@@ -180,13 +177,14 @@ class Generations:
         self._store = store or HeadStore()
         self._now_s = now_s
         self._cached: LiveConfig | None = None
-        """The last that was read: a generation never changes, and reading one takes 30 ms."""
+        """The last generation read: it never changes, and a read takes 30 ms."""
 
     def newest(self, initial_config: DeploymentConfig) -> LiveConfig:
-        """The configuration that holds now.
+        """The configuration in force.
 
         Raises:
-            ConfigInvalid: another version of baton has written what this one cannot use.
+            ConfigInvalid: another version of baton wrote a configuration that this version cannot
+                use.
         """
         for number in sorted(self._numbers(), reverse=True):
             if (config := self.find(number)) is not None:
@@ -194,15 +192,11 @@ class Generations:
         return LiveConfig(generation=0, config=initial_config)
 
     def newest_number(self) -> int:
-        """The newest generation's."""
+        """The newest generation's number."""
         return max(self._numbers(), default=0)
 
     def find(self, generation: int) -> DeploymentConfig | None:
-        """The configuration of a generation; None when it is not kept (any more).
-
-        Raises:
-            ConfigInvalid: another version of baton has written what this one cannot use.
-        """
+        """The configuration of a generation; None if it is not kept. Raises like `newest`."""
         if self._cached is not None and self._cached.generation == generation:
             return self._cached.config
         data = self._store.get(_key(generation))
@@ -213,30 +207,28 @@ class Generations:
         return config
 
     def add(self, live: LiveConfig, *, operation: str = "apply") -> bool:
-        """Keep the next configuration; False when somebody else took its number first."""
+        """Store the next configuration; False if another command took its number first."""
         if not self._put(live, operation):
             return False
         self._cached = live
         if live.generation > _MAX_GENERATIONS:
-            for key in (
-                _key(live.generation - _MAX_GENERATIONS),
-                _status_key(live.generation - _MAX_GENERATIONS),
-            ):
-                self._store.delete(key)
+            dropped = live.generation - _MAX_GENERATIONS
+            self._store.delete(_key(dropped))
+            self._store.delete(_status_key(dropped))
         return True
 
     def add_first(self, config: DeploymentConfig) -> None:
-        """Keep what the deployment was started with, so that one can go back to it. Idempotent."""
+        """Store generation 0, for rollbacks. Idempotent."""
         if self._put(LiveConfig(generation=0, config=config), "up"):
             self.set_status(0, GenerationStatus.STARTED)
 
     def set_status(self, generation: int, status: GenerationStatus, why: str = "") -> None:
-        """Write down what became of a generation; the last word counts."""
+        """Store a generation's status; the last write wins."""
         entry = {"fate": str(status), "why": why}
         self._store.put(_status_key(generation), json.dumps(entry).encode(), overwrite=True)
 
     def history(self) -> list[GenerationRecord]:
-        """Every generation that is kept, oldest first."""
+        """Every kept generation, oldest first."""
         return [self._record_of(number) for number in sorted(self._numbers())]
 
     def _record_of(self, generation: int) -> GenerationRecord:
@@ -267,7 +259,7 @@ def _status_key(generation: int) -> str:
 
 
 class ConfigFollower:
-    """Finds configurations of which this process was not told."""
+    """Finds configurations that this process missed."""
 
     def __init__(
         self,
@@ -284,22 +276,22 @@ class ConfigFollower:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look. Idempotent."""
+        """Start to poll. Idempotent."""
         if self._task is None:
-            # A context of its own: Ray would take it for part of the request that is served now.
+            # A context of its own: Ray would count this task as part of the current request.
             self._task = asyncio.create_task(
                 self._follow(), name="config-follower", context=contextvars.Context()
             )
 
     async def stop(self) -> None:
-        """Stop looking. Idempotent."""
+        """Stop polling. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
 
     async def poll(self) -> None:
-        """Take the newest configuration if it is newer than the present one."""
+        """Commit the newest configuration if it is newer than the current one."""
         current = self._current()
         if await asyncio.to_thread(self._generations.newest_number) > current.generation:
             newest = await asyncio.to_thread(self._generations.newest, current.config)
@@ -309,7 +301,7 @@ class ConfigFollower:
         while True:
             try:
                 await self.poll()
-            except Exception as error:  # noqa: BLE001 - a boundary: whatever it is, look again
+            except Exception as error:  # noqa: BLE001 - a boundary: retries after any error
                 _LOGGER.warning(
                     "the newest configuration cannot be taken (%s: %s); going on with generation"
                     " %d and looking again",

@@ -1,8 +1,8 @@
-"""Where a deployment's link keys are kept: in the store of Ray's head, and nowhere else.
+"""A deployment's link keys, in the store of Ray's head.
 
-Replicas, ingresses and the controller start in any order, and each may be the first; the first one
-makes the keys, and all others find them. They live as long as the deployment: `forget_all`, with
-which a deployment begins, forgets them too. Whoever may read that store may run code on every node.
+Replicas, ingresses and the controller start in any order. The first process makes the keys, and the
+others read them. `clear_store` deletes them when a deployment begins. A reader of that store can
+run code on every node anyway.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _STORE_KEY = "link-keys"
 
 
 def fleet_keys(store: Store | None = None) -> FleetKeys:
-    """This deployment's keys, made now if nobody has yet. Blocks for milliseconds.
+    """This deployment's keys; made if there are none. Blocks for milliseconds.
 
     Raises:
-        EngineStartFailed: what is kept are no keys, or nothing can be kept.
+        EngineStartFailed: the stored keys are invalid, or keys cannot be stored.
     """
     store = store or HeadStore()
     stored = store.get(_STORE_KEY)
@@ -27,7 +27,7 @@ def fleet_keys(store: Store | None = None) -> FleetKeys:
         new_keys = FleetKeys.generate()
         if store.put(_STORE_KEY, new_keys.to_bytes(), overwrite=False):
             return new_keys
-        stored = store.get(_STORE_KEY)  # somebody else was first
+        stored = store.get(_STORE_KEY)  # another process was first
     if stored is None:
         raise EngineStartFailed(
             "link keys were made and are not there", "start the deployment again"
@@ -39,9 +39,5 @@ def fleet_keys(store: Store | None = None) -> FleetKeys:
 
 
 def link_options() -> LinkOptions:
-    """How the links of this deployment are tuned and guarded. Blocks for milliseconds.
-
-    Raises:
-        EngineStartFailed: the keys cannot be had.
-    """
+    """Link options with this deployment's keys; see `fleet_keys` for errors."""
     return LinkOptions(keys=fleet_keys())
