@@ -913,8 +913,7 @@ def test_a_simulated_engines_bad_setting_is_said_once_where_it_was_written(
     (finding,) = load_invalid(text)
     assert finding == (
         "x0.yaml:2:97: model.engine.max_num_batched_tokens_while_decoding: got 5000, expected from"
-        " max_num_seqs=256"
-        " to max_num_batched_tokens=4096"
+        " max_num_seqs=256 to max_num_batched_tokens=4096"
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.errors import OutOfRange
-from baton.domain.fleet import StepTotals
 from baton.perf.fitting.calibration import (
     Conditions,
     Factors,
@@ -19,7 +18,6 @@ from baton.perf.fitting.calibration import (
     calibrate,
     calibrate_jointly,
     error_stats,
-    estimate_step_parts,
     factors_between,
     scale_efficiency,
 )
@@ -27,7 +25,7 @@ from baton.perf.hardware.accelerators import Dtype
 from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency
 from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.roofline import Roofline
-from tests.perf.shapes import H100, LLAMA_8B, LLAMA_70B
+from tests.perf.shapes import H100, LLAMA_70B
 
 TRUTH = Factors(step=1.6, requests=2.5, gemm_narrow=0.9, attention=1.3, communication=0.7)
 BATCHES = [
@@ -65,7 +63,7 @@ def steps_as(
                 observed.append(
                     Measurement(
                         name=f"tp{tp} {number}",
-                        kind=MeasurementKind.STEP,
+                        kind=MeasurementKind.KERNEL,
                         measured_s=real.step_s(batch) * spoil(number),
                         parts=model.parts(batch),
                         conditions=Conditions(
@@ -89,7 +87,7 @@ def test_factors_that_made_the_measurements_come_back() -> None:
     assert factors.gemm_narrow == pytest.approx(0.9, rel=0.03)
     assert factors.gemm == pytest.approx(1.0, abs=1e-6)
     assert (factors.attention, factors.communication) == pytest.approx((1.3, 0.7), rel=0.15)
-    assert found.error(MeasurementKind.STEP).mape < 0.02
+    assert found.error(MeasurementKind.KERNEL).mape < 0.02
     assert found.first_token_overhead_s == 0
 
 
@@ -119,7 +117,7 @@ def test_noise_is_not_learned() -> None:
 def test_factors_stay_where_kernels_can_be() -> None:
     found = calibrate(steps_as(Factors(gemm_narrow=9.0)), DEFAULT_EFFICIENCY)
     assert factors_between(DEFAULT_EFFICIENCY, found.efficiency).gemm_narrow == pytest.approx(1.6)
-    assert found.error(MeasurementKind.STEP).bias < -0.2
+    assert found.error(MeasurementKind.KERNEL).bias < -0.2
 
 
 def test_what_is_before_first_tokens_only_is_told_from_the_rest() -> None:
@@ -200,44 +198,8 @@ def test_what_is_far_from_all_that_was_seen_is_refused(asked: dict[str, float]) 
 
 def test_errors_have_a_size_and_a_sign() -> None:
     residuals = [
-        Residual("a", MeasurementKind.STEP, 2.0, 1.0),
-        Residual("b", MeasurementKind.STEP, 1.0, 1.2),
+        Residual("a", MeasurementKind.KERNEL, 2.0, 1.0),
+        Residual("b", MeasurementKind.KERNEL, 1.0, 1.2),
     ]
     assert error_stats(residuals) == pytest.approx((2, 0.35, -0.15))
     assert error_stats([]) == (0, 0.0, 0.0)
-
-
-def test_totals_of_like_steps_are_taken_apart_exactly() -> None:
-    timing = Roofline(LLAMA_8B, H100)
-    both = StepBatch(
-        prefill_tokens=100,
-        prefill_requests=1,
-        prefill_pairs=attention_pairs(100, 0),
-        decode_requests=4,
-        decode_context_tokens=400,
-        finished_prefills=1,
-    )
-    decodes = StepBatch(decode_requests=4, decode_context_tokens=400)
-    done = StepTotals(
-        steps=10,
-        busy_s=1.0,
-        prefill_tokens=300,
-        decode_tokens=40,
-        context_tokens=4000,
-        prefill_steps=3,
-        decode_steps=10,
-    )
-    expected = 3 * timing.step_s(both) + 7 * timing.step_s(decodes)
-    assert sum(estimate_step_parts(timing, done)) == pytest.approx(expected)
-
-
-def test_totals_of_prompts_alone_are_those_of_prompts() -> None:
-    timing = Roofline(LLAMA_8B, H100)
-    done = StepTotals(steps=2, busy_s=1.0, prefill_tokens=200, prefill_steps=2)
-    alone = StepBatch(
-        prefill_tokens=100,
-        prefill_requests=1,
-        prefill_pairs=attention_pairs(100, 0),
-        finished_prefills=1,
-    )
-    assert sum(estimate_step_parts(timing, done)) == pytest.approx(2 * timing.step_s(alone))

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaView, StepTotals
-from baton.perf.fitting.corrected_timing import (
+from baton.perf.fitting.engine_timings import (
     CachedTiming,
     CorrectedTiming,
     CorrectionFactor,
+    EngineTimings,
     predicted_busy_s,
 )
-from baton.perf.fitting.engine_timings import EngineTimings
 from baton.perf.steps.step_costs import PRIOR_COSTS, FittedTiming
 from tests.fakes.facts import replica_facts
 

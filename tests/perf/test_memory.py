@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from baton.domain.errors import InsufficientMemory
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.hardware.catalogue import find_accelerator
-from baton.perf.model.known_models import find_shape
+from baton.perf.model.known_models import KNOWN_MODELS, find_shape
 from baton.perf.model.memory import (
     STORED_BYTES,
     MemoryFit,
@@ -23,7 +23,6 @@ from baton.perf.model.memory import (
     fit,
     smallest_sizing,
 )
-from baton.perf.model.published_shapes import KNOWN_MODELS
 from baton.perf.model.shape import ModelShape
 
 LLAMA_70B = find_shape("meta-llama/Llama-3.1-70B")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import UnknownModel
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.known_models import dtype_hint, find_shape
-from baton.perf.model.published_shapes import KNOWN_MODELS
-from baton.perf.model.shape import ModelShape, from_config, weights_dtype
+from baton.perf.model.config_json import from_config, weights_dtype
+from baton.perf.model.known_models import KNOWN_MODELS, dtype_hint, find_shape
+from baton.perf.model.shape import ModelShape
 
 LLAMA_8B: Mapping[str, object] = {
     "model_type": "llama",

@@ -244,7 +244,7 @@ def test_no_device_is_not_a_layout() -> None:
 def test_an_efficiency_is_kept() -> None:
     efficiency = Efficiency(step_s=0.5)
     timing = Roofline(LLAMA_8B, H100, efficiency=efficiency)
-    assert timing.efficiency is efficiency
+    assert timing._efficiency is efficiency
     assert timing.step_s(decode(1, 1)) > 0.5
 
 

@@ -64,4 +64,4 @@ def test_every_metric_has_exactly_one_row() -> None:
 
 def test_what_stands_below_an_attribute_is_found() -> None:
     assert attribute_docs(OnFailure)["RECOMPUTE"] == "Prefill the prompt itself."
-    assert class_doc(OnFailure).startswith("What decode does")
+    assert class_doc(OnFailure).startswith("Action of a decode replica")

@@ -1,8 +1,11 @@
-"""What a configuration leaves out because something else in it says so.
+"""Defaults that depend on other keys of the configuration.
 
-Done on the tree, before it gets a meaning, so that every value keeps its origin: the short form
-`model:`, pools of the only model, engine options that pools inherit, counts that follow others,
-what follows from the policy, and caches of tenants with keys.
+They are applied to the tree before it is built, so that every value keeps its origin.
+
+- the short form `model:`, and the only model of pools
+- engine options that pools inherit
+- counts that default to other counts
+- values that follow from the policy, and caches of tenants with keys
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from baton.domain.tenant import CacheSharing
 from baton.policy.placement.port import Disaggregate
 
 SHORT_FORM_NAME = "model"
-"""What a model is called when neither `name` nor `source` gives it a name."""
+"""Name of a model without `name` and `source`."""
 
 
 def apply_defaults(root: Section, findings: list[Finding]) -> tuple[Section, str | None]:
-    """The tree with all of that written out; also the model's name if it came in the short form."""
+    """The tree with these defaults, and the model's name if it is in the short form."""
     short_name: str | None = None
     if "model" in root.entries:
         root, short_name = _expand_short_form(root, findings)
@@ -79,7 +82,7 @@ def _apply_pool_defaults(pool: Section, models: Section | None) -> Section:
 
 
 def _default_sim(owner: Section) -> Section:
-    """A model or pool of simulated engines, with timings even if it says nothing about them."""
+    """A model or pool; simulated engines get timings even when it has none."""
     engine = _section(owner, "engine")
     if engine is None or _text(engine, "kind") != "sim":
         return owner
@@ -90,7 +93,7 @@ def _default_sim(owner: Section) -> Section:
 
 
 def _default_disaggregate(router: Section) -> Section:
-    """`auto` is for policies that decide about it; plain ones split whatever they can."""
+    """Only `predicted` supports `auto`; plain policies split every prompt that they can."""
     policy = _text(router, "policy")
     plain = [str(known) for known in Policy if known is not Policy.PREDICTED]
     if "disaggregate" in router.entries or policy not in plain:
@@ -101,7 +104,7 @@ def _default_disaggregate(router: Section) -> Section:
 
 
 def _default_cache(tenant: Section) -> Section:
-    """Who has keys has a cache of its own, so that nobody can find out what it asked."""
+    """A tenant with keys has its own cache, so that other tenants cannot probe its prompts."""
     if "cache" in tenant.entries or _text(tenant, "keys_file") is None:
         return tenant
     isolated = str(CacheSharing.ISOLATED)
@@ -109,13 +112,13 @@ def _default_cache(tenant: Section) -> Section:
 
 
 def _default_from_key(section: Section, key: str, source_key: str) -> Section:
-    """`section` with `key` as large as `source_key` if only the latter is given."""
+    """`section` with `key` set to the value of `source_key`, if only the latter is given."""
     entry = section.entries.get(source_key)
     if key in section.entries or entry is None or not isinstance(entry.node, Scalar):
         return section
     if isinstance(entry.node.value, bool) or not isinstance(entry.node.value, int):
         return section
-    # A pool may rest at zero, but one that could never have a replica is none.
+    # A pool may be at zero replicas, but its maximum is at least one.
     count = max(1, entry.node.value) if key == "max" else entry.node.value
     return _set_key(section, key, Scalar(count, DefaultOrigin(f"as {source_key}"), str(count)))
 

@@ -1,10 +1,9 @@
-"""What differs between two configurations, and what it takes for each difference to hold.
+"""Differences between two configurations, and the actions that each requires.
 
-Theory of operation. One table says of every key what a change of it takes, and which processes are
-built from it. A process keeps what it is built from until it is replaced; all else it takes while
-it runs. So what is announced of a change and what is done about it are read from the same rows: the
-word for what a replica or an ingress is built from (`serving.built_into`) is made of the keys that
-have it in their row, and of no others.
+Theory of operation. One table states for every key the action that a change requires, and the
+processes that are built from it. A process keeps these values until it is replaced, and reads all
+others while it runs. Announcements and actions use the same rows: the hash of a replica or an
+ingress covers exactly the keys whose row names it (`process_inputs`).
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from baton.config.write.render import format_flow, plain_value
 
 
 class Reload(StrEnum):
-    """What a change takes, from nothing to everything."""
+    """Actions that a change requires, in increasing order."""
 
     LIVE = "live"
-    """Whatever runs goes on by the new value; nothing is started or stopped."""
+    """Running processes use the new value; none starts or stops."""
     POOL_SIZE = "pool size"
-    """Live, and replicas are started or drained where their number has to change."""
+    """Live; replicas are started or drained if their number has to change."""
     ROLLING = "rolling"
-    """The replicas of a pool are replaced, one after the other."""
+    """The replicas of a pool are replaced one after the other."""
     RESTART = "restart"
-    """The deployment is drained, ended and started again."""
+    """The deployment is drained, stopped and started again."""
 
 
 class ProcessKind(StrEnum):
-    """A kind of process that is built from a configuration, as far as it is replaced for another.
+    """Kinds of processes that are built from a configuration and can be replaced.
 
-    What Ray and its HAProxy are started with is no part: that takes a restart, and replaces all.
+    Ray and its HAProxy are not included: replacing them takes a restart, which replaces everything.
     """
 
     REPLICA = "replica"
@@ -47,25 +46,26 @@ class ProcessKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Condition:
-    """In which deployments a row holds, where it does not in all."""
+    """Deployments to which a rule applies."""
 
     description: str
-    """Behind what a change takes there."""
+    """Shown after the action."""
     applies: Callable[[DeploymentConfig], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class _KeyRule:
-    """What is known of the keys that a pattern names."""
+    """Rule for the keys of a pattern."""
 
     pattern: str
     reload: Reload
     built_into: tuple[ProcessKind, ...] = ()
-    """Who is built from them; nobody, exactly where whoever runs takes them."""
+    """Processes that are built from them; empty exactly when running processes take the new value.
+    """
     condition: _Condition | None = None
 
     def covers(self, path: Path) -> bool:
-        """Whether it is about this key."""
+        """Whether the pattern matches this key."""
         return matches(path, self.pattern)
 
 
@@ -83,18 +83,17 @@ _KEY_RULES: tuple[_KeyRule, ...] = (
     _KeyRule("slo.**", Reload.LIVE),
     _KeyRule("tenants.**", Reload.LIVE),
     _KeyRule("autoscaler.**", Reload.LIVE),
-    # Which engines report what they cache is settled when they start, and so is what an ingress
-    # keeps of it.
+    # Engines report cache updates, and ingresses store these, as decided at their start.
     _KeyRule("router.index", Reload.RESTART, _DATA_PATH),
     _KeyRule("router.**", Reload.LIVE),
-    # The front and every replica are given time for the longest stream when they start.
+    # The front and every replica get the time of the longest stream at their start.
     _KeyRule("admission.timeouts.total", Reload.RESTART, _DATA_PATH),
-    # The gate before vLLM's Rust frontend and that program are started with it.
+    # The gate and vLLM's Rust frontend are started with it.
     _KeyRule("admission.max_body", Reload.ROLLING, _INGRESSES, _WITH_RUST_API_SERVER),
     _KeyRule("admission.**", Reload.LIVE),
     _KeyRule("recovery.**", Reload.LIVE),
     _KeyRule("pools.*.replicas.*", Reload.POOL_SIZE),
-    # Only what usage is reckoned with.
+    # Used only for usage accounting.
     _KeyRule("pools.*.resources.price_per_hour", Reload.LIVE),
     _KeyRule("pools.*.resources.*", Reload.ROLLING, _REPLICAS),
     _KeyRule("pools.*.parallel.*", Reload.ROLLING, _REPLICAS),
@@ -102,43 +101,43 @@ _KEY_RULES: tuple[_KeyRule, ...] = (
     _KeyRule("pools.*.env.*", Reload.ROLLING, _REPLICAS),
     _KeyRule("pools.*.engine.kind", Reload.RESTART, _REPLICAS),
     _KeyRule("pools.*.engine.**", Reload.ROLLING, _REPLICAS),
-    # Which pools there are, and of which model, ingresses and the controller learn when they start.
+    # Ingresses and the controller learn pools and their models at their start.
     _KeyRule("pools.*.model", Reload.RESTART, _ALL),
     _KeyRule("pools.*.role", Reload.RESTART, _REPLICAS),
-    # Read by nobody but the pools, where whatever it changes shows again.
+    # Only pools read it; their own keys show the change, too.
     *(
         _KeyRule(f"models.*.engine.extra.{name}", Reload.RESTART, _INGRESSES)
         for name in MODEL_LOADING_ARGUMENTS
     ),
     _KeyRule("models.*.engine.**", Reload.LIVE),
-    # Ingresses are replaced with the pools: their API servers are started for one revision.
+    # Ingresses are replaced with the pools: an API server is started for one revision.
     _KeyRule("models.*.revision", Reload.ROLLING, _DATA_PATH),
     *(
         _KeyRule(f"models.*.api.{name}", Reload.RESTART, _DATA_PATH)
         for name in MODEL_LOADING_ARGUMENTS
     ),
     _KeyRule("models.*.api.*", Reload.RESTART, _INGRESSES),
-    # A request must not begin on one model and end on another.
+    # A request must not start on one model and end on another.
     _KeyRule("models.**", Reload.RESTART, _DATA_PATH),
-    # Each request keeps what held when it came.
+    # Each request keeps the value of its arrival.
     _KeyRule("transfer.early_first_token", Reload.LIVE),
     _KeyRule("transfer.probe.interval", Reload.RESTART, _INGRESSES),
-    # Both ends of a handoff must agree about it, at any time.
+    # Both ends of a handoff must always agree about it.
     _KeyRule("transfer.**", Reload.RESTART, _DATA_PATH),
-    # The controller keeps as many ingresses as there may be.
+    # The controller keeps the number of ingresses within these bounds.
     _KeyRule("server.replicas.*", Reload.RESTART, (ProcessKind.INGRESS, ProcessKind.CONTROLLER)),
     _KeyRule("server.**", Reload.RESTART, _INGRESSES),
-    # Engines and API servers look for their models there when they start.
+    # Engines and API servers look for models there at their start.
     _KeyRule("cluster.model_cache.path", Reload.ROLLING, _DATA_PATH),
-    # Of pods, which are made anew.
+    # Of pods, which are created again.
     _KeyRule("cluster.model_cache.*", Reload.RESTART, _DATA_PATH),
-    # Both stay on the node that it says.
+    # Both stay on the node of this address.
     _KeyRule("cluster.**", Reload.RESTART, (ProcessKind.INGRESS, ProcessKind.CONTROLLER)),
     _KeyRule("observability.**", Reload.RESTART, _ALL),
-    # The front reads it when it starts.
+    # The front reads it at its start.
     _KeyRule("security.**", Reload.RESTART, _INGRESSES),
 )
-"""By path, first match; `*` is one name, `**` any number of them."""
+"""By path, first match; `*` is one name, `**` any number of names."""
 
 _LAYOUT_KEYS = (
     "pools.*.engine.dtype",
@@ -147,19 +146,18 @@ _LAYOUT_KEYS = (
     "pools.*.engine.sim.kv_block_size",
     "models.*.revision",
 )
-"""What replicas must agree in to hand KV blocks to each other, of all that replacing them changes.
+"""Keys that change the KV layout although replacing replicas is enough to change them.
 
-Facts of replicas have it as their `layout`, and no two with different ones are ever paired.
-"""
+Facts of replicas carry the layout (`layout`); replicas with different layouts are never paired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One key that says something else now."""
+    """One key with a different value."""
 
     path: Path
     old: str | None
-    """As it stands in the file; None: there was no such key."""
+    """Text of the value in the file; None: the key was absent."""
     new: str | None
     reload: Reload
 
@@ -169,7 +167,7 @@ class Change:
 
 
 def diff(old: DeploymentConfig, new: DeploymentConfig) -> tuple[Change, ...]:
-    """Every key whose effective value differs, in the order of the schema; no secret is shown."""
+    """Every key whose effective value differs, in the schema's order; secrets are not shown."""
     before, after = dict(leaves(old)), dict(leaves(new))
     added_or_removed = old.pools.keys() ^ new.pools.keys()
     changes = []
@@ -179,7 +177,7 @@ def diff(old: DeploymentConfig, new: DeploymentConfig) -> tuple[Change, ...]:
             continue
         reload = reload_class(path, new)
         if path[0] == "pools" and path[1] in added_or_removed:
-            reload = Reload.RESTART  # every ingress follows the pools that it was started with
+            reload = Reload.RESTART  # an ingress knows only the pools of its start
         if _is_secret(path):
             old_value, new_value = (text and "(not shown)" for text in (old_value, new_value))
         changes.append(Change(path=path, old=old_value, new=new_value, reload=reload))
@@ -191,9 +189,9 @@ def _section_index(change: Change) -> int:
 
 
 def _reordered_classes(old: DeploymentConfig, new: DeploymentConfig) -> Iterator[Change]:
-    """The order of classes, where it is another: of those whose condition holds the first counts.
+    """A change of the order of classes, because the first matching class counts.
 
-    Of all mappings it is the only one whose order says anything.
+    It is the only mapping whose order has a meaning.
     """
     old_order, new_order = (tuple(deployment.slo.classes) for deployment in (old, new))
     if [name for name in old_order if name in new_order] != [
@@ -209,21 +207,21 @@ def _reordered_classes(old: DeploymentConfig, new: DeploymentConfig) -> Iterator
 
 
 def changes_layout(changes: Iterable[Change]) -> bool:
-    """Whether replicas before and after cannot hand KV blocks to each other."""
+    """Whether replicas from before and after the changes cannot exchange KV blocks."""
     return any(matches(change.path, pattern) for change in changes for pattern in _LAYOUT_KEYS)
 
 
 def reload_class(path: Path, config: DeploymentConfig | None = None) -> Reload:
-    """What a change of this key takes, in most deployments or in the one that is given.
+    """The action that a change of this key requires, in this deployment or in most.
 
     Raises:
-        LookupError: nobody has said; a test asks for every key of the schema.
+        LookupError: no rule matches; a test covers every key of the schema.
     """
     return _rule_for(path, config).reload
 
 
 def conditional_reloads(path: Path) -> Mapping[str, Reload]:
-    """What a change of this key takes in some deployments only, by which these are, in words."""
+    """Actions that a change of this key requires in some deployments only, by description."""
     return {
         row.condition.description: row.reload
         for row in _rules_for(path)
@@ -234,9 +232,9 @@ def conditional_reloads(path: Path) -> Mapping[str, Reload]:
 def process_inputs(
     config: DeploymentConfig, process: ProcessKind, *, pool: str | None = None
 ) -> dict[str, str]:
-    """All that a process is built from, and keeps until it is replaced: by key, its value.
+    """The values that a process is built from and keeps until it is replaced, by key.
 
-    Of replicas those of one `pool`: other pools, and models of others, are no business of theirs.
+    For replicas these are the keys of one `pool` and its model, and not of other pools and models.
     """
     model = None if pool is None else config.pools[pool].model
     own_names = {"pools": pool, "models": model}
@@ -261,23 +259,23 @@ def _rules_for(path: Path) -> tuple[_KeyRule, ...]:
 
 
 def leaves(config: DeploymentConfig) -> Iterator[tuple[Path, str]]:
-    """Each key with its value as it would stand in the file; empty sections have none."""
+    """Each key and its text in the file; empty sections have no keys."""
     for path, field, value in each(config):
         yield path, format_flow(plain_value(field, value))
 
 
 def _merged_order(before: Mapping[Path, str], after: Mapping[Path, str]) -> list[Path]:
-    """All paths of both, what only one has beside what it stands near to."""
+    """All paths of both; a path of one side follows its predecessor there."""
     position = {path: index for index, path in enumerate(before)}
     last = -1
     for path in after:
         last = position.setdefault(path, last)
-    return sorted(position, key=position.__getitem__)  # equal places stay in the order they came in
+    return sorted(position, key=position.__getitem__)  # stable for equal places
 
 
 def _is_secret(path: Path) -> bool:
-    """Whether a value must not be shown: raw engine arguments may hold anything.
+    """Whether a value must not be shown: raw engine arguments may contain secrets.
 
-    Elsewhere secrets cannot be written but as the name of a variable or a file.
+    Other keys hold only the name of a secret's variable or file.
     """
     return is_vllm_argument(path) and any(is_secret_name(key) for key in path)

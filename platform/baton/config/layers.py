@@ -1,4 +1,4 @@
-"""Layers of a configuration and what each adds: files, environment variables, `--set` options."""
+"""Layers of a configuration: files, environment variables, `--set` options."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ ENV_PREFIX = "BATON__"
 _SEGMENT = re.compile(r'"([^"]+)"|([^".]+)')
 _ROOT = NestedSection(DeploymentConfig)
 Moved = Callable[[Section], Section]
-"""A layer with new names for the old ones in it."""
+"""Replaces old names of keys in a layer by new names."""
 
 
 class _KeySchema(NamedTuple):
-    """What may stand at a key, as far as the schema says."""
+    """The schema's type of a key."""
 
     kind: FieldType | None
     optional: bool
 
 
 def merge_sections(base: Node, overlay: Node, schema: type) -> Node:
-    """`overlay` over `base`, where a section of `schema` stands, which may not be null.
+    """`overlay` over `base`, a section of `schema` that may not be null.
 
-    Mappings key by key, anything else replaced as a whole: lists too, and where a variable is to be
-    found.
+    Mappings merge key by key; the overlay replaces anything else, including lists and secret
+    references.
     """
     return _merge(base, overlay, _KeySchema(NestedSection(schema), optional=False))
 
 
 def merge_configs(base: Section, overlay: Section) -> Section:
-    """The same of whole configurations."""
+    """`merge_sections` for whole configurations."""
     return _merge_entries(base, overlay, _ROOT)
 
 
@@ -64,8 +64,7 @@ def _merge(base: Node, overlay: Node, key_schema: _KeySchema) -> Node:
         return overlay
     if isinstance(overlay, Section):
         return _merge_entries(base, overlay, key_schema.kind)
-    # A section's key with everything under it commented out adds nothing to the section below,
-    # unless null has a meaning of its own there.
+    # A section whose keys are all commented out adds nothing, unless null has a meaning there.
     is_null = isinstance(overlay, Scalar) and overlay.value is None
     return (
         base
@@ -82,7 +81,7 @@ def _merge_entries(base: Section, overlay: Section, kind: FieldType | None) -> S
             entries[key] = entry
             continue
         node = _merge(base_entry.node, entry.node, _key_schema(kind, key))
-        # A section's place is where it first stood: what is missing in it is missing there.
+        # A section's origin is its first place: there, a missing key is reported.
         replaced = node is entry.node and node is not base_entry.node
         entries[key] = Entry(node, entry.origin if replaced else base_entry.origin)
     return Section(entries, base.origin)
@@ -103,10 +102,9 @@ def _key_schema(kind: FieldType | None, key: str) -> _KeySchema:
 def add_env(
     root: Section, env: Mapping[str, str], findings: list[Finding], moved: Moved
 ) -> Section:
-    """`root` with `BATON__POOLS__DECODE__REPLICAS__MAX=6` and its like laid over it.
+    """`root` overlaid with variables such as `BATON__POOLS__DECODE__REPLICAS__MAX=6`.
 
-    Shorter names go first, so that a variable for one key wins over one for the whole section,
-    in whatever order the environment lists them.
+    Shorter names go first: a variable for a key overrides a variable for its section.
     """
     names = [name for name in env if name.startswith(ENV_PREFIX)]
     together = Section({}, root.origin)
@@ -120,12 +118,12 @@ def add_env(
         path = _existing_path(root, segments)
         layer = _layer(root, path, _Override(origin, env[name], findings))
         root, together = merge_configs(root, moved(layer)), merge_configs(together, layer)
-    moved(together)  # variables have no order: an old and a new name among them are an error
+    moved(together)  # variables have no order: an old and a new name together are an error
     return root
 
 
 def add_sets(root: Section, sets: Sequence[str], findings: list[Finding], moved: Moved) -> Section:
-    """`root` with `pools.decode.replicas.max=6` and its like laid over it, later ones on top."""
+    """`root` overlaid with options such as `pools.decode.replicas.max=6`, in order."""
     for option in sets:
         key_text, equals, value = option.partition("=")
         path = _dotted_path(key_text)
@@ -140,7 +138,7 @@ def add_sets(root: Section, sets: Sequence[str], findings: list[Finding], moved:
 
 @dataclass(frozen=True, slots=True)
 class _Override:
-    """Text that stands for a value, who said it, and where to complain."""
+    """Text of a value, its origin, and the list for its errors."""
 
     origin: Origin
     text: str
@@ -148,7 +146,7 @@ class _Override:
 
 
 def _layer(root: Section, path: Path, said: _Override) -> Section:
-    """What one variable or option adds to `root`; nothing where it is wrong."""
+    """The layer of one variable or option; empty after an error."""
     try:
         node = read_text(said.text, said.origin, said.findings)
     except Unreadable as error:
@@ -172,7 +170,7 @@ def _layer(root: Section, path: Path, said: _Override) -> Section:
 
 
 def _expand_model_alias(root: Section, path: Path) -> Path:
-    """`model.max_len` as `models.NAME.max_len` where a file names its only model so."""
+    """`model.max_len` as `models.NAME.max_len` when there is exactly one model."""
     models = root.entries.get("models")
     if path[0] != "model" or models is None or not isinstance(models.node, Section):
         return path
@@ -180,9 +178,9 @@ def _expand_model_alias(root: Section, path: Path) -> Path:
 
 
 def _existing_path(root: Node, segments: Iterable[str]) -> Path:
-    """Keys for the segments of a variable's name: as they stand in the tree, else in lower case.
+    """Keys for the segments of a variable's name: an existing key, or the lower-case segment.
 
-    Environment variables cannot spell `my-pool` or `llama-3.1`; MY_POOL and LLAMA_3_1 find them.
+    Environment variables cannot spell `my-pool` or `llama-3.1`; MY_POOL and LLAMA_3_1 match these.
     """
     path: list[str] = []
     node: Node | None = root
@@ -191,7 +189,7 @@ def _existing_path(root: Node, segments: Iterable[str]) -> Path:
         key = next(
             (key for key in entries if _env_spelling(key) == segment.upper()), segment.lower()
         )
-        # The keys of `env` are variables themselves and keep their case.
+        # Keys of `env` are names of variables and keep their case.
         keep_case = path[-1:] == ["env"] and key not in entries
         path.append(segment if keep_case else key)
         node = entries[key].node if key in entries else None
@@ -203,7 +201,7 @@ def _env_spelling(key: str) -> str:
 
 
 def _dotted_path(text: str) -> Path | None:
-    """`models."llama-3.1".source` as its keys; None when it is malformed."""
+    """The keys of `models."llama-3.1".source`; None when it is malformed."""
     path: list[str] = []
     remaining = text.strip()
     while match := _SEGMENT.match(remaining):

@@ -1,4 +1,4 @@
-"""Files, environment and options in; one frozen configuration out, or everything that is wrong."""
+"""Reads files, environment and options into one frozen configuration, or a list of all errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from baton.config.language.tree import (
     Entry,
     FileOrigin,
     Finding,
-    Origin,
     Path,
     Scalar,
     Section,
@@ -36,13 +35,13 @@ MAX_FINDINGS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:
-    """A configuration and where each of its values came from."""
+    """A configuration and the origin of each value."""
 
     config: DeploymentConfig
     origins: Mapping[str, str]
     """By path (`pools.decode.replicas.max`): `default`, `file:line:column`, `env NAME`, `--set`."""
     warnings: tuple[str, ...] = ()
-    """Each deprecated key with its place."""
+    """Each deprecated key and its place."""
 
 
 def load_config(
@@ -52,16 +51,16 @@ def load_config(
     sets: Sequence[str] = (),
     renamed: Sequence[RenamedKey] = RENAMED_KEYS,
 ) -> LoadedConfig:
-    """The configuration of some files, later ones on top, then `env`, then `sets`.
+    """The configuration of the files, later files on top, then `env`, then `sets`.
 
     Args:
         paths: YAML files; all but the first are overlays.
-        env: the environment; only variables that begin with `BATON__` are looked at.
+        env: the environment; only variables that begin with `BATON__` are used.
         sets: texts such as `pools.decode.replicas.max=6`.
-        renamed: the keys whose old names are read.
+        renamed: keys whose old names are accepted.
 
     Raises:
-        ConfigInvalid: with one line for each thing that is wrong.
+        ConfigInvalid: with one line for each error.
     """
     findings: list[Finding] = []
     warnings: list[Finding] = []
@@ -74,10 +73,9 @@ def load_config(
 
 
 def load_text(text: str, renamed: Sequence[RenamedKey] = RENAMED_KEYS) -> DeploymentConfig:
-    """The configuration that `render` has written, here or by another version of baton.
+    """The configuration from `render`'s text, of this or another version of baton.
 
-    Keys that this version has and the other had not get their defaults. Keys by their old names
-    get their new ones.
+    Missing keys get their defaults; old names of keys are accepted.
 
     Raises:
         ConfigInvalid: this version cannot use it.
@@ -100,10 +98,9 @@ def _as_text(config: DeploymentConfig) -> tuple[Callable[[str], DeploymentConfig
     return load_text, (render(config),)
 
 
-# A pickled configuration is its text, because another version of baton may unpickle it. Pickled as
-# a dataclass it would be bare values in the order of the fields: with one more field in the middle,
-# each later field would get the value of its neighbour. This is registered here, where the schema
-# and the text are known; the package imports this module, so every process has it.
+# A pickled configuration is its text, because another version of baton may unpickle it. A pickled
+# dataclass is bare values in the order of fields: a new field in the middle would shift all later
+# values. The package imports this module, so every process has this registration.
 copyreg.pickle(DeploymentConfig, _as_text)
 
 
@@ -134,16 +131,13 @@ def _merge_files(files: Sequence[FilePath], findings: list[Finding], moved: Move
             message = f"got {describe_node(node, ())}, expected a mapping of keys such as 'pools'"
             unreadable.append(Finding(node.origin, (), message))
     if unreadable:
-        # What a file that cannot be read would have said is unknown: nothing else can be judged.
+        # Without the content of an unreadable file, no other check is meaningful.
         raise _config_invalid(findings + unreadable, None)
-    root = Section({}, _root_origin(files))
+    origin = FileOrigin(str(files[0]), 1, 1) if files else DefaultOrigin()
+    root = Section({}, origin)
     for layer in layers:
         root = merge_configs(root, layer)
     return root
-
-
-def _root_origin(files: Sequence[FilePath]) -> Origin:
-    return FileOrigin(str(files[0]), 1, 1) if files else DefaultOrigin()
 
 
 def _config_invalid(findings: Sequence[Finding], short_name: str | None) -> ConfigInvalid:
@@ -157,7 +151,7 @@ def _config_invalid(findings: Sequence[Finding], short_name: str | None) -> Conf
 
 
 def _deduplicate(findings: Sequence[Finding]) -> list[Finding]:
-    """Each finding once: what a pool inherits from its model is wrong where the model says it."""
+    """Each finding once: an inherited error of a pool is reported only at its model."""
     model_findings = {
         (finding.origin, finding.path[2:], finding.message)
         for finding in findings
@@ -172,7 +166,7 @@ def _deduplicate(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _display_path(path: Path, short_name: str | None) -> Path:
-    """`models.tiny.source` as `model.source` when the file has the short form."""
+    """`models.tiny.source` as `model.source` when the file uses the short form."""
     if short_name is not None and path[:2] == ("models", short_name):
         return ("model", *path[2:])
     return path

@@ -1,1 +1,1 @@
-"""The performance model: how long engines take, fitted to what they report."""
+"""Performance model: data sheets, rooflines, calibration, live fits."""

@@ -8,38 +8,38 @@ from baton.domain.value import Value
 
 
 class StepBatch(Value, kw_only=False):
-    """What one engine step computes, as sums over the requests in it."""
+    """Work of one engine step, as sums over its requests."""
 
     prefill_tokens: int = 0
     """Prompt tokens computed: the chunks of this step."""
     prefill_requests: int = 0
     """Requests with a chunk in this step."""
     prefill_pairs: float = 0.0
-    """Pairs of a computed token and one it attends to: for a chunk of q tokens behind p that are
-    there already, q * p + q * (q + 1) / 2."""
+    """Pairs of a computed token and a token that it attends to. A chunk of q tokens behind p
+    earlier tokens has q * p + q * (q + 1) / 2."""
     prefill_context_tokens: int = 0
-    """Tokens that were there before the chunks and are read by them: the sum of those p."""
+    """Sum of p: tokens before the chunks, which the chunks read."""
     decode_requests: int = 0
     decode_context_tokens: int = 0
-    """Tokens that the decoding requests attend to, all together."""
+    """Tokens that the decoding requests attend to, in total."""
     finished_prefills: int = 0
-    """Chunks that end their prompt: those, like decodes, need the output layer and a sampler."""
+    """Chunks that end their prompt; like decodes, these need the output layer and a sampler."""
 
     @property
     def tokens(self) -> int:
-        """All tokens that go through the model in this step."""
+        """All tokens that pass through the model in this step."""
         return self.prefill_tokens + self.decode_requests
 
 
 class StepTiming(Protocol):
-    """How long one step of an engine takes; pure and deterministic.
+    """Duration of one engine step; pure and deterministic.
 
-    Monotonic in each part of the batch, and near to linear in `decode_context_tokens`: a body may
-    compute many decode steps at once and take the mean of the first and the last.
+    It is monotonic in each part of the batch and nearly linear in `decode_context_tokens`. Callers
+    may compute many decode steps as the mean of the first and the last.
     """
 
     def step_s(self, batch: StepBatch) -> float:
-        """From the batch being chosen to its tokens being there, in seconds; more than 0."""
+        """Seconds from the choice of the batch to its tokens; more than 0."""
         ...
 
 

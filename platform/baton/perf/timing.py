@@ -6,15 +6,15 @@ from typing import Protocol
 
 
 class EngineTiming(Protocol):
-    """How long one replica's engine takes for things, in seconds; pure, cheap, never negative."""
+    """Durations of one replica's engine, in seconds; pure, cheap, never negative."""
 
     def prefill_s(
         self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
     ) -> float:
-        """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes.
+        """Time to compute `tokens` prompt tokens, in chunks, beside `running` decodes.
 
-        `context_tokens` is what those decodes attend to, all together. The tokens are of prompts
-        of `length_tokens` each, one after the other; 0: of a single prompt.
+        Those decodes attend to `context_tokens` in total. The tokens belong to prompts of
+        `length_tokens` each, computed in order; 0 stands for a single prompt.
         """
         ...
 
@@ -23,23 +23,23 @@ class EngineTiming(Protocol):
         ...
 
     def decode_request_s(self, *, context_tokens: int = 0) -> float:
-        """What one more request with so much context adds to each step."""
+        """Time that another request with `context_tokens` adds to each step."""
         ...
 
     def host_load_s(self, blocks: int) -> float:
-        """To bring blocks from the host's memory into the KV cache."""
+        """Time to load blocks from host memory into the KV cache."""
         ...
 
 
 def added_prefill_s(timing: EngineTiming, tokens: int) -> float:
-    """How much later other prompts end when so many prompt tokens are computed in their steps."""
+    """Delay of other prompts when their steps also compute `tokens` prompt tokens."""
     return max(0.0, timing.prefill_s(tokens) - timing.prefill_s(1)) if tokens > 1 else 0.0
 
 
 def decode_delay_s(timing: EngineTiming, tokens: int) -> float:
-    """How much later streams get their tokens when so many prompt tokens are computed beside them.
+    """Delay of streams when `tokens` prompt tokens are computed beside them.
 
-    Their steps then prefill, too, which costs something however short the prompt is.
+    It includes the fixed cost of turning decode steps into prefill steps.
     """
     if tokens < 1:
         return 0.0

@@ -25,8 +25,8 @@ def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
     Raises:
         UnknownModel: neither a config nor a known name, or an incomplete config.
     """
+    from baton.perf.model.config_json import from_config, weights_dtype
     from baton.perf.model.known_models import dtype_hint, find_shape
-    from baton.perf.model.shape import from_config, weights_dtype
 
     path = Path(model)
     if path.is_dir():

@@ -1,1 +1,1 @@
-"""What no single key shows: keys that must agree with each other."""
+"""Checks between keys."""

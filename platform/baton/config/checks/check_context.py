@@ -1,4 +1,4 @@
-"""What cross checks look at: the sections that were built, by path, and where each stands."""
+"""Input of checks between keys: built sections by path, and their origins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """What was built, by path, and where each thing stands."""
+    """Built sections by path, and their origins."""
 
     builder: Builder
     model_names: tuple[str, ...]
@@ -22,7 +22,7 @@ class CheckContext:
     tenant_names: tuple[str, ...]
 
     def origin(self, *path: str) -> Origin:
-        """The place of a key; when nobody wrote it, of the nearest section that somebody wrote."""
+        """Origin of a key; for an implicit key, of its nearest explicit section."""
         for depth in range(len(path), 0, -1):
             found_origin = self.builder.origins.get(
                 path[:depth]
@@ -32,7 +32,7 @@ class CheckContext:
         return DefaultOrigin()
 
     def is_explicit(self, *path: str) -> bool:
-        """Whether somebody wrote a leaf."""
+        """Whether a file, variable or option sets this leaf."""
         return not isinstance(self.builder.origins.get(path, DefaultOrigin()), DefaultOrigin)
 
     def finding(self, path: Path, message: str) -> Finding:
@@ -40,16 +40,16 @@ class CheckContext:
         return Finding(self.origin(*path), path, message)
 
     def get(self, schema: type[_T], *path: str) -> _T | None:
-        """The section at `path`; None when something in it is wrong."""
+        """The section at `path`; None when it has an error."""
         section = self.builder.values.get(path)
         return section if isinstance(section, schema) else None
 
     def models(self) -> dict[str, ModelConfig]:
-        """Those in which nothing is wrong."""
+        """Models without errors."""
         built = {name: self.get(ModelConfig, "models", name) for name in self.model_names}
         return {name: model for name, model in built.items() if model is not None}
 
     def pools(self) -> dict[str, PoolConfig]:
-        """Those in which nothing is wrong."""
+        """Pools without errors."""
         built = {name: self.get(PoolConfig, "pools", name) for name in self.pool_names}
         return {name: pool for name, pool in built.items() if pool is not None}

@@ -1,4 +1,4 @@
-"""Keys of a valid configuration that work against each other; said as warnings, nothing fails."""
+"""Warnings about keys of a valid configuration that contradict each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.policy.scaling.options import ScalingRule
 
 
 def contradictions(config: DeploymentConfig) -> tuple[str, ...]:
-    """One line each: what, what it works against, and what to do."""
+    """One line each: the key, the key that it contradicts, and the remedy."""
     return tuple(_scale_to_zero(config))
 
 

@@ -1,14 +1,15 @@
-"""What pools of one model must have in common, so that one's engines can use the other's KV blocks.
+"""Keys that pools of one model must share, so that their engines can exchange KV blocks.
 
-An engine that is asked for blocks compares a hash of what makes them with that of the engine that
-asks, and the number and sizes of their layers. Where these differ every handoff between two such
-pools fails. `FACTORS` are the keys of a configuration that make them differ. Source: vLLM 0.32 and
-0.33, kv_connector/v1/nixl: `compute_nixl_compatibility_hash` (metadata.py) and
-`_validate_remote_agent_handshake` (base_worker.py).
+An engine compares a hash of its KV settings, and the number and sizes of its layers, with those of
+the engine that requests blocks. When they differ, every handoff between the two pools fails.
+`FACTORS` are the keys that change them.
 
-What follows from the model is equal in all of its pools, and versions are in all of a deployment.
-Where a key is left out and what it then stands for depends on model and device, it is taken to
-differ from any value: `dtype`, `block_size` and the attention backend.
+Facts of the model are equal in all its pools, and versions in the whole deployment. Defaults of
+`dtype`, `block_size` and the attention backend depend on model and device. So a missing key is
+taken to differ from any value.
+
+Source: vLLM 0.32 and 0.33, kv_connector/v1/nixl: `compute_nixl_compatibility_hash` (metadata.py)
+and `_validate_remote_agent_handshake` (base_worker.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from baton.config.schema.deployment import EngineConfig, PoolConfig, TransferCon
 _AUTO = "auto"
 _NO_DRAFTS = "no drafts with KV blocks of their own"
 _HIDDEN_STATE_METHODS = ("eagle", "eagle3", "dflash", "dspark")
-"""Methods that draft from the model's hidden states, beside those called mtp."""
+"""Methods that draft from the model's hidden states, in addition to mtp methods."""
 _METHODS_WITHOUT_KV = frozenset({"ngram", "[ngram]", "ngram_gpu", "suffix", "custom_class"})
 _METHOD_BY_NAME_PART = {
     "eagle-": "eagle",
@@ -32,20 +33,20 @@ _METHOD_BY_NAME_PART = {
     "dflash": "dflash",
     "dspark": "dspark",
 }
-"""What in a draft model's name makes vLLM take it for which method, in this order."""
+"""Parts of a draft model's name by which vLLM selects a method, in this order."""
 
 
 class Factor(NamedTuple):
-    """One thing that engines must share."""
+    """One setting that engines must share."""
 
     key: Path
     """Of a pool."""
     value: Callable[[PoolConfig], object]
-    """What it comes to, so that keys which mean the same are equal."""
+    """Its normalized value, so that equivalent keys compare equal."""
 
 
 def check_kv_compatibility(context: CheckContext) -> Iterator[Finding]:
-    """Replicas of one model hand KV blocks to each other, so their blocks must be alike."""
+    """Findings where KV blocks of a pool differ from those of its model's first pool."""
     reference_pools: dict[str, tuple[str, PoolConfig]] = {}
     transfer = context.get(TransferConfig, "transfer")
     transfer_env = {} if transfer is None else transfer.env
@@ -72,7 +73,7 @@ def _engine_factor(key: str, value: Callable[[EngineConfig], object]) -> Factor:
 
 
 def _extra_factor(name: str, default: object = None) -> Factor:
-    """One of vLLM's own arguments; null is its default."""
+    """An argument of vLLM; null is its default."""
 
     def value(engine: EngineConfig) -> object:
         said = engine.extra.get(name)
@@ -86,7 +87,7 @@ def _env_factor(name: str, default: str | None = None) -> Factor:
 
 
 def _attention_backend(engine: EngineConfig) -> object:
-    """The attention backend that is asked for, in either of two ways."""
+    """The requested attention backend, from either of its two arguments."""
     config = engine.extra.get("attention_config")
     backend = engine.extra.get("attention_backend")
     if backend is None and isinstance(config, Mapping):
@@ -103,11 +104,11 @@ def _attention_backends_by_kind(engine: EngineConfig) -> object:
 
 
 def _draft_method(engine: EngineConfig) -> str:
-    """By what an engine drafts tokens, where that adds KV blocks to the model's.
+    """The drafting method, where it adds KV blocks to the model's.
 
-    A draft model's layers have blocks like the model's own. Where it works from the model's hidden
-    states, what it is counts too. Source: `_get_speculative_compatibility_factors` (metadata.py);
-    how vLLM finds the method: `SpeculativeConfig.__post_init__`.
+    A draft model's layers have blocks like the model's own. A method that uses the model's hidden
+    states must also match in its other settings. Source: `_get_speculative_compatibility_factors`
+    (metadata.py); vLLM's choice of the method: `SpeculativeConfig.__post_init__`.
     """
     speculative_config = engine.extra.get("speculative_config")
     if not isinstance(speculative_config, Mapping):

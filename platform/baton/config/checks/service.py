@@ -1,4 +1,4 @@
-"""What must agree among classes, tenants and scaling."""
+"""Checks of classes, tenants, scaling, security and observability."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from baton.policy.admission.slo_classes import DEFAULT_CLASS
 
 _TLS = ("security", "tls")
 _FORBIDDEN_CHARACTERS = frozenset("\"'\\$#")
-"""Characters that mean something else in HAProxy's configuration."""
+"""Characters with a special meaning in HAProxy's configuration."""
 _METRICS = ("observability", "metrics")
 
 
 def check_service(context: CheckContext) -> Iterator[Finding]:
-    """Classes and tenants."""
+    """Findings about classes and tenants."""
     slo = context.get(SloConfig, "slo")
     if slo is not None and DEFAULT_CLASS in slo.classes:
         message = f"there is one already, put what it says under slo.{DEFAULT_CLASS}"
@@ -69,7 +69,7 @@ def _check_class(
 
 
 def check_scaling(context: CheckContext) -> Iterator[Finding]:
-    """The autoscaler's bounds against those of the pools."""
+    """Findings about the autoscaler's bounds and those of the pools."""
     autoscaler, pools = context.get(AutoscalerConfig, "autoscaler"), context.pools()
     if autoscaler is None or len(pools) < len(context.pool_names):
         return
@@ -88,7 +88,7 @@ def check_scaling(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_security(context: CheckContext) -> Iterator[Finding]:
-    """A certificate needs its key, and a path must be one that HAProxy can be told."""
+    """Findings about certificates and keys: both or neither, with paths that HAProxy can read."""
     tls = context.get(TlsConfig, *_TLS)
     if tls is None:
         return
@@ -111,7 +111,7 @@ def check_security(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_observability(context: CheckContext) -> Iterator[Finding]:
-    """The endpoint of metrics and console: its address, and who may ask there; the collector."""
+    """Findings about metrics and console (address, token) and the collector."""
     observability = context.get(ObservabilityConfig, "observability")
     if observability is None:
         return
@@ -132,7 +132,7 @@ def check_observability(context: CheckContext) -> Iterator[Finding]:
 
 
 def _check_collector(context: CheckContext, url: str | None) -> Iterator[Finding]:
-    """Where traces go: a URL that can be asked, and that everybody may see."""
+    """The URL must be valid, and without credentials, because it is shown."""
     if url is None:
         return
     path = ("observability", "tracing", "otlp")
@@ -172,6 +172,6 @@ def _check_port(context: CheckContext, host: str, port: int) -> Iterator[Finding
 
 
 def _hosts_overlap(host: str, other_host: str) -> bool:
-    """Whether one port cannot be had on both."""
+    """Whether one process cannot use a port on both."""
     same = same_host(host, other_host) or (is_loopback(host) and is_loopback(other_host))
     return same or is_any_address(host) or is_any_address(other_host)

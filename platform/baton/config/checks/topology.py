@@ -1,6 +1,6 @@
-"""What no single key shows: counts, ports and options that must agree with each other.
+"""Checks between keys: counts, ports and options.
 
-Each check looks only at sections without findings of their own, so that nothing is said twice.
+Each check uses only sections without findings, so that no error is reported twice.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ _CONFIG_KEYS: Mapping[str, str] = {
     "max_cpu_loras": "engine.adapters.max_loaded",
     "max_lora_rank": "engine.adapters.max_rank",
 }
-"""vLLM engine arguments that have a key of their own, and which."""
+"""vLLM engine arguments that have their own key, by argument."""
 AUTO_ADDRESS = "auto"
-"""Ray's word for the cluster that this machine is a node of."""
+"""Ray's word for the cluster of this machine."""
 RESERVED_POOL_NAMES = frozenset({"ingress", "controller"})
-"""What baton's own deployments and their nodes are called."""
+"""Names of baton's own deployments and their nodes."""
 _LAST_PORT = 65535
 _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """Source: Kubernetes' documentation, "Object Names and IDs", of DNS subdomains."""
 _ALLOWED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM makes room for. Source: vLLM 0.32, config/lora.py, `MaxLoRARanks`."""
+"""Source: vLLM 0.32, config/lora.py, `MaxLoRARanks`."""
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/")
 _API_SERVER_KEY = ("server", "api_server")
 _LISTENER_KEY = ("server", "listener")
@@ -103,13 +103,13 @@ _SETTING_KEYS: Mapping[str, Path] = {
     "max_batched_tokens_while_decoding": ("max_num_batched_tokens_while_decoding",),
     **{field.attribute: ("sim", key) for key, field in fields_of(SimTimings).items()},
 }
-"""Keys under `engine` of an engine's settings."""
+"""Keys under `engine`, by an engine's setting."""
 _SETTING_NAME = re.compile(r"\w+(?==)")
-"""A setting in what was wanted, as in `max_running_requests=256`."""
+"""A setting in an expected value, such as `max_running_requests=256`."""
 
 
 def check_config(root: Section, builder: Builder) -> Iterator[Finding]:
-    """Everything that is wrong between keys."""
+    """All errors between keys."""
     context = CheckContext(builder, *(_names(root, key) for key in ("models", "pools", "tenants")))
     yield from _check_pool_names(context)
     for name, pool in context.pools().items():
@@ -194,7 +194,7 @@ def _check_pool(context: CheckContext, name: str, pool: PoolConfig) -> Iterator[
 
 
 def _check_shared_gpu(context: CheckContext, path: Path, pool: PoolConfig) -> Iterator[Finding]:
-    """A replica that takes a part of a GPU, and of its memory no larger part than that."""
+    """A replica on a part of a GPU may use at most the same part of its memory."""
     gpu_fraction, workers = pool.resources.gpus, pool.parallel.workers
     if workers > 1:
         message = (
@@ -213,7 +213,7 @@ def _check_shared_gpu(context: CheckContext, path: Path, pool: PoolConfig) -> It
 def _check_cpu_parallelism(
     context: CheckContext, path: Path, parallel: Parallel
 ) -> Iterator[Finding]:
-    """What vLLM for CPUs cannot do. Source: tried with 0.32, where it fails in its first batch."""
+    """Limits of vLLM for CPUs. Source: tried with 0.32, which fails in its first batch."""
     reason = "vLLM does not split engines on CPUs so; set resources.gpus, or split by tp alone"
     if parallel.pp > 1:
         yield context.finding((*path, "parallel", "pp"), f"got {parallel.pp}, expected 1: {reason}")
@@ -224,9 +224,9 @@ def _check_cpu_parallelism(
 def _check_max_num_batched_tokens_while_decoding(
     context: CheckContext, pool_path: Path, engine: EngineConfig
 ) -> Iterator[Finding]:
-    """Tokens of a step that streams wait for: one for each of them, no more than of any step.
+    """At least a token per stream, at most the tokens of any step.
 
-    Simulated engines have bounds where none are set, too: see `_check_sim`.
+    Simulated engines also have bounds by default: see `_check_sim`.
     """
     tokens = engine.max_num_batched_tokens_while_decoding
     if tokens is None or engine.kind is EngineKind.SIM:
@@ -247,7 +247,7 @@ def _check_max_num_batched_tokens_while_decoding(
 
 
 def _check_offload(context: CheckContext, pool_path: Path, pool: PoolConfig) -> Iterator[Finding]:
-    """The tier in the host's memory, which only some engines have."""
+    """The host tier, which only some engines have."""
     path, offload = (*pool_path, "engine", "offload", "host_memory"), pool.engine.offload
     if offload.host_memory_bytes is None:
         return
@@ -306,7 +306,7 @@ def _check_engine(context: CheckContext, owner: Path) -> Iterator[Finding]:
 def _check_decode_pools(context: CheckContext) -> Iterator[Finding]:
     pools = context.pools()
     if len(pools) < len(context.pool_names):
-        return  # a pool that could not be read may be the one that serves
+        return  # a pool with an error may decode
     for model in context.model_names:
         model_pools = {name: pool for name, pool in pools.items() if pool.model == model}
         decode_pools = [name for name, pool in model_pools.items() if pool.role is not Role.PREFILL]
@@ -354,7 +354,7 @@ def _check_addresses(context: CheckContext) -> Iterator[Finding]:
 
 
 def _check_model_cache(context: CheckContext) -> Iterator[Finding]:
-    """One place, which is the same whoever looks for it."""
+    """One place, with a path that is equal on all nodes."""
     path = ("cluster", "model_cache")
     cache = context.get(ModelCache, *path)
     if cache is None:
@@ -380,7 +380,7 @@ def _check_model_cache(context: CheckContext) -> Iterator[Finding]:
 
 
 def _invalid_bind(bind: str) -> str | None:
-    """Why side channels cannot listen there; None where they can."""
+    """The reason why side channels cannot listen there, or None."""
     network, address = ip_network(bind), ip_address(bind)
     if bind == "private" or (network is not None and not needs_zone(network.network_address)):
         return None
@@ -391,7 +391,7 @@ def _invalid_bind(bind: str) -> str | None:
 
 
 def _invalid_node_address(node: str) -> str | None:
-    """Why Ray cannot know a node by that address; None where it can."""
+    """The reason why Ray cannot use this address for a node, or None."""
     address = ip_address(node)
     if address is None or needs_zone(address) or is_any_address(node):
         return describe_invalid_host(node, "one IP address of this machine")
@@ -472,7 +472,7 @@ def _check_runtime_adapters(context: CheckContext) -> Iterator[Finding]:
 
 
 def _check_adapters(context: CheckContext) -> Iterator[Finding]:
-    """Everything that is wrong between keys of adapters."""
+    """Errors between keys of adapters."""
     owner_of_name = {name: f"model {name!r}" for name in context.model_names}
     for model_name, model in context.models().items():
         for name in model.adapters:
@@ -502,7 +502,7 @@ def _check_adapters(context: CheckContext) -> Iterator[Finding]:
 
 
 def _check_api(context: CheckContext) -> Iterator[Finding]:
-    """Everything that is wrong with them."""
+    """Errors in arguments of API servers."""
     models = context.models()
     for name, model in models.items():
         for argument, value in model.api.items():
@@ -524,7 +524,7 @@ def _check_api(context: CheckContext) -> Iterator[Finding]:
 
 
 def _check_frontend(context: CheckContext) -> Iterator[Finding]:
-    """What is asked of vLLM's Rust frontend that it cannot do, or of a gate that is not there."""
+    """Settings that vLLM's Rust frontend does not support, or a gate without that frontend."""
     server = context.get(ServerConfig, "server")
     if server is None:
         return
@@ -538,7 +538,7 @@ def _check_frontend(context: CheckContext) -> Iterator[Finding]:
             )
         return
     if len(context.model_names) > 1:
-        # Which model a request is for is in its body, which nobody reads before it.
+        # The model of a request is in its body, which no component reads before the frontend.
         yield context.finding(
             _API_SERVER_KEY, "serves one model, remove the others or use 'python'"
         )
@@ -557,11 +557,11 @@ def _check_frontend(context: CheckContext) -> Iterator[Finding]:
 
 
 def _unsupported_by_rust(context: CheckContext, server: ServerConfig) -> dict[str, str]:
-    # Imported only where it is asked for: what is configured is looked at by every command.
+    # Imported only here, because every command checks the configuration.
     from baton.engine.vllm.frontend.rust_arguments import unsupported_settings
 
     admission = context.get(AdmissionConfig, "admission") or AdmissionConfig()
-    # All of them, which is what holds unless it is said, are all that the frontend has.
+    # The default, all routes, means all routes of the frontend.
     is_restricted = set(server.routes) != set(Route)
     return unsupported_settings(
         routes=[str(route) for route in server.routes] if is_restricted else (),
@@ -573,7 +573,7 @@ def _unsupported_by_rust(context: CheckContext, server: ServerConfig) -> dict[st
 
 
 def _check_sim(context: CheckContext, owner: Path, engine: EngineConfig) -> Iterator[Finding]:
-    """What is wrong with the simulated engines of a model or a pool: the first thing only."""
+    """The first error in the settings of simulated engines of a model or a pool."""
     pool = context.get(PoolConfig, *owner)
     name = owner[-1] if pool is None else pool.model
     model, transfer = context.models().get(name), context.get(TransferConfig, "transfer")
@@ -592,7 +592,7 @@ def _check_sim(context: CheckContext, owner: Path, engine: EngineConfig) -> Iter
 def _setting_finding(
     context: CheckContext, owner: Path, model: Path, error: SettingInvalid
 ) -> Finding:
-    """At the setting's key; where nobody wrote that, at the key of a bound that somebody wrote."""
+    """A finding at the setting's key; if that is implicit, at an explicit key of its bound."""
 
     def path(setting: str) -> Path:
         if setting == "max_len_tokens":

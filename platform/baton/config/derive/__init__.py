@@ -1,1 +1,1 @@
-"""What other packages are built with, worked out from a configuration."""
+"""Derives options of other packages from a configuration."""

@@ -1,9 +1,8 @@
-"""Which arguments of vLLM's API server a model may be given, of what type, and which not and why.
+"""Arguments of vLLM's API server: which are allowed, their types, and why others are rejected.
 
-The API server stands behind a front of baton's own, listens nowhere, and has no engine. What it
-would do alone (listen, serve more routes, ask for keys, compute) it cannot do there, and an
-argument for that would be passed over in silence. So an argument is passed on only if it is listed
-here; a test holds the list against the arguments of the vLLM that is installed.
+The API server runs behind baton's front, without a listener and without an engine. Arguments for a
+listener, more routes, keys or computation would have no effect, so only listed arguments are passed
+on. A test compares the list with the installed vLLM.
 
 Source: vLLM 0.32, entrypoints/launchers/cli_args.py and engine/arg_utils.py, and 0.33,
 entrypoints/common/cli_args.py.
@@ -18,18 +17,18 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentType:
-    """What an argument takes."""
+    """Valid values of an argument."""
 
     expected: str
-    """In words, for a finding."""
+    """For findings."""
     types: tuple[type, ...]
     choices: tuple[str, ...] = ()
     minimum: int | None = None
     item_type: type | None = None
-    """Of what each member of a list is."""
+    """Type of each item of a list."""
 
     def problem(self, value: object) -> str | None:
-        """What is wrong with a value."""
+        """The error of a value, or None."""
         is_valid = isinstance(value, self.types) and (
             bool in self.types or not isinstance(value, bool)
         )
@@ -45,7 +44,7 @@ class ArgumentType:
 
 
 def _describe_value(value: object) -> str:
-    """A value of the wrong type; what may be a secret is not repeated."""
+    """A value of the wrong type, without text that may be a secret."""
     match value:
         case bool() | None:
             return str(value).lower().replace("none", "null")
@@ -81,7 +80,7 @@ MODEL_LOADING_ARGUMENTS = (
     "tokenizer_revision",
     "trust_remote_code",
 )
-"""How a model is read, which engines and ingresses do alike: said once, both are told."""
+"""Arguments about reading a model, shared by engines and ingresses: given once, passed to both."""
 
 ALLOWED_ARGUMENTS: Mapping[str, ArgumentType] = {
     # How requests become prompts.
@@ -98,7 +97,7 @@ ALLOWED_ARGUMENTS: Mapping[str, ArgumentType] = {
     "tokenizer": _TEXT,
     "tokenizer_mode": _TEXT,
     "tokenizer_revision": _TEXT,
-    # How the model is read, of which only the configuration is.
+    # Reading the model: the API server reads only its configuration.
     "code_revision": _TEXT,
     "config_format": _TEXT,
     "download_dir": _TEXT,
@@ -114,7 +113,7 @@ ALLOWED_ARGUMENTS: Mapping[str, ArgumentType] = {
     "limit_mm_per_prompt": _MAPPING,
     "media_io_kwargs": _MAPPING,
     "mm_processor_kwargs": _MAPPING,
-    # What requests may ask for, and get unless they say.
+    # Limits and defaults of requests.
     "generation_config": _TEXT,
     "override_generation_config": _MAPPING,
     "logits_processors": _TEXTS,
@@ -130,7 +129,7 @@ ALLOWED_ARGUMENTS: Mapping[str, ArgumentType] = {
     "reasoning_effort_map": _MAPPING,
     "reasoning_parser": _TEXT,
     "reasoning_parser_plugin": _TEXT,
-    # What answers look like.
+    # Form of answers.
     "enable_force_include_usage": _FLAG,
     "enable_prompt_tokens_details": _FLAG,
     "enable_request_id_headers": _FLAG,
@@ -142,7 +141,7 @@ ALLOWED_ARGUMENTS: Mapping[str, ArgumentType] = {
         expected="a whole number of seconds, 0 for none", types=(int,), minimum=0
     ),
     "stream_interval": _POSITIVE,
-    # Browsers: these are the front's to answer, and it does.
+    # CORS, which the front answers.
     "allow_credentials": _FLAG,
     "allowed_headers": _TEXTS,
     "allowed_methods": _TEXTS,
@@ -157,13 +156,13 @@ ALLOWED_ARGUMENTS: Mapping[str, ArgumentType] = {
     "log_error_stack": _FLAG,
     "max_log_len": _NON_NEGATIVE,
 }
-"""Arguments that do with baton what they do with vLLM alone."""
+"""Arguments with the same effect as in vLLM alone."""
 
 MIN_VLLM_VERSIONS: Mapping[str, tuple[int, int]] = {"reasoning_effort_map": (0, 33)}
-"""The vLLM that an argument came with, where not all that are supported have it."""
+"""The first vLLM with an argument, where an older supported version lacks it."""
 
 CORS_ARGUMENTS = ("allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins")
-"""What browsers of other origins may do; several models have one front for it."""
+"""For browsers of other origins; several models share one front for these."""
 
 MODEL_KEYS: Mapping[str, str] = {
     "model": "source of the model",
@@ -173,7 +172,7 @@ MODEL_KEYS: Mapping[str, str] = {
     "enable_lora": "adapters of the model",
     "lora_modules": "adapters of the model",
 }
-"""Arguments of API servers and of engines that have a key of their own, and which."""
+"""Arguments of API servers and engines that have their own key, by argument."""
 
 CONFIG_KEYS: Mapping[str, str] = {
     **MODEL_KEYS,
@@ -194,7 +193,7 @@ CONFIG_KEYS: Mapping[str, str] = {
     "max_num_queued_reqs": "admission.max_queued_requests",
     "otlp_traces_endpoint": "observability.tracing.otlp",
 }
-"""All arguments of API servers that have one."""
+"""All arguments of API servers that have their own key."""
 
 _NO_SERVER = "vLLM's HTTP server is not started, baton's front listens; remove it"
 _NO_ROUTE = "its route is not opened by server.routes; remove it"
@@ -238,7 +237,7 @@ REJECTED_ARGUMENTS: Mapping[str, str] = {
     "uds": _NO_SERVER,
     "uvicorn_log_level": _NO_SERVER,
 }
-"""Arguments that would be passed over or defeated here, and what to do instead."""
+"""Arguments without effect in baton, each with the reason or remedy."""
 
 _REQUIRED_WITH = (
     ("enable_auto_tool_choice", "tool_call_parser"),
@@ -246,17 +245,17 @@ _REQUIRED_WITH = (
     ("allow_credentials", "allowed_origins"),
     ("fingerprint_value", "fingerprint_mode"),
 )
-"""Arguments that do nothing, or end the API server as it starts, without another one."""
+"""Arguments that need another: without it they have no effect, or the API server fails to start."""
 
 
 def problem_with(name: str, value: object) -> str | None:
-    """Why an argument cannot be passed on; None when it can."""
+    """The reason why an argument cannot be passed on, or None."""
     if name in CONFIG_KEYS:
         return f"cannot be passed on, use '{CONFIG_KEYS[name]}'"
     if name in REJECTED_ARGUMENTS:
         return f"cannot be had here: {REJECTED_ARGUMENTS[name]}"
     if name in ALLOWED_ARGUMENTS:
-        # null is what vLLM has unless it is told.
+        # null is vLLM's default.
         return None if value is None else ALLOWED_ARGUMENTS[name].problem(value)
     matches = get_close_matches(name, ALLOWED_ARGUMENTS, n=1)
     suggestion = f"did you mean '{matches[0]}'? " if matches else ""
@@ -268,7 +267,7 @@ def problem_with(name: str, value: object) -> str | None:
 
 
 def missing_companions(arguments: Mapping[str, object]) -> Mapping[str, str]:
-    """What is missing beside arguments that are given, by the argument."""
+    """Errors about arguments that need another, by argument."""
     return {
         name: f"does nothing without '{needed}', which is not given"
         for name, needed in _REQUIRED_WITH

@@ -1,8 +1,7 @@
-"""What engines take where a configuration says nothing, and how that is known.
+"""Engine options that a configuration leaves to the engine, and the origin of their values.
 
-Only what follows from file and device is said. What an engine finds out for itself, such as its
-attention backend, it chooses at its start; a running deployment's `baton status --output json` has
-the sizes that came of it.
+Values are derived only from the file and the device. An engine chooses others at its start, such as
+its attention backend; `baton status --output json` shows resulting sizes.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ _CHOSEN_AT_START = "chosen by the engine at its start"
 
 
 class EffectiveOption(NamedTuple):
-    """What an engine takes for one option."""
+    """The value of one engine option."""
 
     value: object
-    """None where it is not known before its start."""
+    """None when it is unknown before the engine's start."""
     origin: str
     is_explicit: bool = False
-    """Whether the configuration says it."""
+    """Whether the configuration sets it."""
 
 
 def effective_engine_options(
     config: DeploymentConfig, origins: Mapping[str, str]
 ) -> dict[str, dict[str, EffectiveOption]]:
-    """For each pool of vLLM engines, by the option's key within the pool."""
+    """Options of each pool with vLLM engines, by key within the pool."""
     return {
         name: dict(_pool_options(f"pools.{name}", pool, origins))
         for name, pool in config.pools.items()
@@ -48,7 +47,7 @@ def effective_engine_options(
 def engine_option_comments(
     options_by_pool: Mapping[str, Mapping[str, EffectiveOption]],
 ) -> Iterator[str]:
-    """For a person: what each pool's engines take where the file is silent, as comments."""
+    """Options that the configuration does not set, as YAML comments."""
     for pool, options in options_by_pool.items():
         for key, (value, origin, is_explicit) in options.items():
             if is_explicit:
@@ -116,7 +115,7 @@ def _batch_options(pool: PoolConfig) -> dict[str, EffectiveOption]:
 
 
 def _device_defaults(pool: PoolConfig) -> tuple[BatchDefaults | None, str]:
-    """What the device makes of it, and which one that is; or what is missing to know it."""
+    """Defaults and name of the device, or None and the reason why they are unknown."""
     if not pool.resources.gpus:
         return cpu_batch_defaults(pool.parallel.workers), "CPUs"
     accelerator_name = pool.resources.accelerator
@@ -129,6 +128,6 @@ def _device_defaults(pool: PoolConfig) -> tuple[BatchDefaults | None, str]:
 
 
 def batch_limits(engine: EngineConfig, defaults: BatchDefaults) -> BatchDefaults:
-    """Requests that run at a time and tokens of a step, where nothing is said as by default."""
+    """Requests and tokens of a step: configured values, else defaults."""
     tokens = engine.max_num_batched_tokens or defaults.max_num_batched_tokens
     return BatchDefaults(engine.max_num_seqs or min(defaults.max_num_seqs, tokens), tokens)

@@ -1,4 +1,4 @@
-"""What other packages are built with, worked out from a configuration."""
+"""Options of coordinators, autoscaler, engines and API servers, from a configuration."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingR
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 
 _USABLE_FRACTION = 0.9
-"""Of a replica's part; the rest is for what vLLM does not count: contexts, graphs, fragments."""
+"""Of a replica's part of a GPU. vLLM does not count contexts, graphs and fragmentation."""
 
 
 def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
-    """The bounds of every coordinator."""
+    """Limits of every coordinator."""
     admission, timeouts = config.admission, config.admission.timeouts
     cold_start_wait_s = admission.cold_start_timeout_s
     return CoordinatorLimits(
@@ -65,9 +65,9 @@ def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
 
 
 def scales_from_zero(config: DeploymentConfig) -> bool:
-    """Whether a model may be left without replicas, and gets one when a request waits for it.
+    """Whether a model may have no replicas and gets one when a request waits for it.
 
-    A dry run starts nothing. Of several models, each is asked about with its own part.
+    A dry run starts none. With several models, pass each model's own part.
     """
     autoscaler = config.autoscaler
     if autoscaler is None or not autoscaler.scale_to_zero or autoscaler.dry_run:
@@ -77,7 +77,7 @@ def scales_from_zero(config: DeploymentConfig) -> bool:
 
 
 def recovery_options(recovery: RecoveryConfig) -> RecoveryOptions:
-    """What every coordinator does about replicas that fail."""
+    """Recovery of every coordinator from replica failures."""
     return RecoveryOptions(
         heartbeat_timeout_s=recovery.heartbeat_timeout_s,
         circuit_breaker=BreakerOptions(
@@ -90,7 +90,7 @@ def recovery_options(recovery: RecoveryConfig) -> RecoveryOptions:
 
 
 def predicted_options(config: DeploymentConfig) -> PredictedOptions:
-    """What baton's own policy aims at."""
+    """Options of the `predicted` placement policy."""
     objectives = config.slo.default
     return PredictedOptions(
         disaggregate=config.router.disaggregate,
@@ -102,14 +102,14 @@ def predicted_options(config: DeploymentConfig) -> PredictedOptions:
 
 
 def service_rules(config: DeploymentConfig) -> ServiceRules:
-    """What every coordinator serves by."""
+    """Classes, tenants and admission of every coordinator."""
     return ServiceRules(
         slos=slo_classes(config), tenants=tenants(config), admission=admission_options(config)
     )
 
 
 def slo_classes(config: DeploymentConfig) -> SloClasses:
-    """Every class, and which requests fall into which."""
+    """Every class, and the rules that assign requests."""
     rules = []
     for name, class_ in config.slo.classes.items():
         condition = None if class_.match is None else parse_condition(class_.match)
@@ -135,7 +135,7 @@ def _slo(name: str, objectives: SloObjectives) -> Slo:
 
 
 def tenants(config: DeploymentConfig) -> dict[str, Tenant]:
-    """Who is told apart, by name."""
+    """By name."""
     return {name: _tenant(name, tenant) for name, tenant in config.tenants.items()}
 
 
@@ -158,7 +158,7 @@ def _tenant(name: str, tenant_config: TenantConfig) -> Tenant:
 
 
 def key_files(config: DeploymentConfig) -> dict[str, Path]:
-    """The files with the API keys of those tenants that have any."""
+    """Files with API keys, by tenant that has one."""
     return {
         name: Path(tenant.keys_file)
         for name, tenant in config.tenants.items()
@@ -167,9 +167,9 @@ def key_files(config: DeploymentConfig) -> dict[str, Path]:
 
 
 def allows_anonymous(config: DeploymentConfig) -> bool:
-    """Whether callers without a key are served, as tenant `default_tenant`.
+    """Whether callers without a key are served, as tenant `default`.
 
-    Unless it is said, they are as long as no tenant has keys.
+    The default is yes while no tenant has keys.
     """
     default_tenant = config.tenants.get(DEFAULT_TENANT)
     configured = None if default_tenant is None else default_tenant.anonymous
@@ -177,7 +177,7 @@ def allows_anonymous(config: DeploymentConfig) -> bool:
 
 
 def admission_options(config: DeploymentConfig) -> AdmissionOptions:
-    """What admission aims at."""
+    """Options of admission."""
     admission = config.admission
     return AdmissionOptions(
         policy=admission.policy,
@@ -187,7 +187,7 @@ def admission_options(config: DeploymentConfig) -> AdmissionOptions:
 
 
 def autoscaler_options(config: DeploymentConfig) -> AutoscalerOptions | None:
-    """What holds for scaling, whatever the policy; None where nothing is scaled."""
+    """Options of the autoscaler for any policy; None without autoscaling."""
     autoscaler = config.autoscaler
     if autoscaler is None:
         return None
@@ -209,13 +209,13 @@ def autoscaler_options(config: DeploymentConfig) -> AutoscalerOptions | None:
 
 
 def scaling_policy_name(config: DeploymentConfig) -> str:
-    """The policy's name, or the user's own as `module:function`; `static` where nothing scales."""
+    """The policy's name or `module:function`; `static` without autoscaling."""
     autoscaler = config.autoscaler
     return str(ScalingRule.STATIC if autoscaler is None else autoscaler.policy)
 
 
 def pool_bounds(config: DeploymentConfig) -> dict[str, PoolBounds]:
-    """How many replicas each pool may have."""
+    """Bounds of each pool's replicas."""
     return {
         name: PoolBounds(
             min=pool.replicas.min,
@@ -228,18 +228,18 @@ def pool_bounds(config: DeploymentConfig) -> dict[str, PoolBounds]:
 
 
 def ingress_bounds(config: DeploymentConfig) -> IngressBounds:
-    """How many ingresses there may be."""
+    """Bounds of the ingress replicas."""
     counts = config.server.replicas
     return IngressBounds(min=counts.min, max=counts.max)
 
 
 def devices_per_replica(pool: PoolConfig) -> float:
-    """What one replica counts for in budgets and money: its GPUs, or its workers without GPUs."""
+    """Units of a replica in budgets and costs: its GPUs, or its workers without GPUs."""
     return float(pool.resources.gpus or pool.parallel.workers)
 
 
 def price_per_hour(pool: PoolConfig) -> float | None:
-    """$ for one device of a pool: as configured, else as its data sheet has it; None: not known."""
+    """$ for one device of a pool: configured, else of the catalogue; None: unknown."""
     resources = pool.resources
     if resources.price_per_hour is not None or resources.accelerator is None:
         return resources.price_per_hour
@@ -250,13 +250,13 @@ def price_per_hour(pool: PoolConfig) -> float | None:
 
 
 def api_arguments(model: ModelConfig) -> dict[str, object]:
-    """What a model's API server is given besides what has a key of its own."""
+    """Arguments of a model's API server that have no key of their own."""
     revision = {"revision": model.revision} if model.revision else {}
     return {**model_loading_arguments(model), **model.api, **revision}
 
 
 def model_loading_arguments(model: ModelConfig) -> dict[str, object]:
-    """How engines and API servers read a model, under whichever of them it is said."""
+    """Arguments about reading a model, from `api` or `engine.extra`; `api` has precedence."""
     sources = (model.api, model.engine.extra)
     return {
         name: source[name]
@@ -267,12 +267,12 @@ def model_loading_arguments(model: ModelConfig) -> dict[str, object]:
 
 
 def serves_adapters(model: ModelConfig) -> bool:
-    """Whether its engines are to have room for LoRA adapters."""
+    """Whether its engines need room for LoRA adapters."""
     return bool(model.adapters) or model.runtime_adapters.max > 0
 
 
 def adapter_rules(config: DeploymentConfig) -> dict[str, AdapterRules]:
-    """What adapters may be added to each model while it is served."""
+    """Adapters that may be added to each model at run time."""
     return {
         name: AdapterRules(
             max=model.runtime_adapters.max,
@@ -285,19 +285,19 @@ def adapter_rules(config: DeploymentConfig) -> dict[str, AdapterRules]:
 
 
 def adapter_sources(model: ModelConfig) -> dict[str, str]:
-    """Where a model's LoRA adapters are kept, by name."""
+    """Sources of a model's LoRA adapters, by name."""
     return {name: adapter.source for name, adapter in model.adapters.items()}
 
 
 def index_options(config: DeploymentConfig) -> IndexOptions:
-    """How every coordinator's prefix index is fed."""
+    """Options of every coordinator's prefix index."""
     return IndexOptions(mode=config.router.index)
 
 
 def probe_options(config: DeploymentConfig) -> ProbeOptions:
-    """How every coordinator watches the pairs of replicas.
+    """Options of every coordinator's pair prober.
 
-    Replicas that are asked to check a pair have the same deadline for it.
+    Replicas that check a pair have the same deadline.
     """
     probe, defaults = config.transfer.probe, ProbeOptions()
     return ProbeOptions(
@@ -308,18 +308,18 @@ def probe_options(config: DeploymentConfig) -> ProbeOptions:
 
 
 def emits_cache_events(config: DeploymentConfig, pool: str) -> bool:
-    """Whether the engines of a pool shall say what their prefix caches hold."""
+    """Whether the engines of a pool must report their cache updates."""
     has_prefix_cache = config.pools[pool].engine.prefix_caching
     return has_prefix_cache and config.router.index is not IndexMode.PREDICTED
 
 
 def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferConfig) -> SimSettings:
-    """What a simulated engine is like; where its side channel listens is left to its replica.
+    """Settings of a simulated engine; its replica sets the address of the side channel.
 
-    Options that a real engine has too are named once, so they come from three sections.
+    Options that real engines also have come from `engine`, `model` and `transfer`.
 
     Raises:
-        SettingInvalid: an engine could not work with one of them.
+        SettingInvalid: a setting is impossible for an engine.
     """
     timings = engine.sim or SimTimings()
     defaults = SimSettings()
@@ -362,10 +362,10 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
 
 
 def engine_env(config: DeploymentConfig, pool: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a pool's engine processes, secrets looked up on this machine.
+    """Environment variables of a pool's engine processes, with secrets read on this machine.
 
     Raises:
-        ConfigInvalid: a variable or file that a secret is referred to is not there.
+        ConfigInvalid: the variable or file of a secret is missing.
     """
     findings: list[str] = []
     variables: dict[str, str] = {}
@@ -403,10 +403,9 @@ def shares_gpu(pool: PoolConfig) -> bool:
 
 
 def gpu_memory_fraction(pool: PoolConfig) -> float | None:
-    """The part of a GPU's memory that an engine takes; None leaves it to vLLM.
+    """Fraction of a GPU's memory that an engine uses; None leaves it to vLLM.
 
-    As configured, else what the part of a GPU allows, so that replicas on one GPU fit beside each
-    other.
+    Configured, else derived from the replica's part of a GPU, so that replicas on one GPU fit.
     """
     configured = pool.engine.gpu_memory_utilization
     if configured is not None or not shares_gpu(pool):
@@ -414,19 +413,13 @@ def gpu_memory_fraction(pool: PoolConfig) -> float | None:
     return round(pool.resources.gpus * _USABLE_FRACTION, 4)
 
 
-def _for_model(config: DeploymentConfig, name: str) -> DeploymentConfig:
-    """As if only this model were served; what all models share stays as it is.
-
-    Raises:
-        KeyError: there is no such model.
-    """
-    return replace(
-        config,
-        models={name: config.models[name]},
-        pools={pool_name: pool for pool_name, pool in config.pools.items() if pool.model == name},
-    )
-
-
 def split_by_model(config: DeploymentConfig) -> dict[str, DeploymentConfig]:
-    """The part of each model, by its name."""
-    return {name: _for_model(config, name) for name in config.models}
+    """The part of each model, by its name: its pools, and all shared sections."""
+    return {
+        name: replace(
+            config,
+            models={name: model},
+            pools={key: pool for key, pool in config.pools.items() if pool.model == name},
+        )
+        for name, model in config.models.items()
+    }

@@ -1,4 +1,4 @@
-"""From the configuration to a placement policy: baton's own, a plain one, or the user's."""
+"""Creates the configured placement policy: baton's own, a plain one, or the user's."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _CHOOSER_PARAMETERS = ("query", "kind", "candidates", "rng")
 
 
 def router_rng(config: DeploymentConfig, coordinator_id: str) -> Random:
-    """What one coordinator draws at random: the same every time, but not the same as another's."""
+    """Reproducible random numbers of one coordinator, different for each."""
     return Random(f"{config.router.seed}/{coordinator_id}")  # noqa: S311 - guards nothing
 
 
 def build_placer(config: DeploymentConfig, rng: Random) -> Placer:
-    """The policy that the configuration names.
+    """The configured placement policy.
 
     Raises:
-        ConfigInvalid: the user's own cannot be loaded.
+        ConfigInvalid: the user's policy cannot be loaded.
     """
     from baton.policy.placement.predicted import PredictedPlacer
     from baton.policy.placement.simple import POLICIES
@@ -39,10 +39,10 @@ def build_placer(config: DeploymentConfig, rng: Random) -> Placer:
 
 
 def load_chooser(path: str) -> Chooser:
-    """The chooser at `module:function`; a class is called without arguments to make one.
+    """The chooser at `module:function`; a class is instantiated without arguments.
 
     Raises:
-        ConfigInvalid: there is none, or it cannot be asked for a choice.
+        ConfigInvalid: it does not exist, or has the wrong signature.
     """
     module_name, _, attribute = path.partition(":")
     try:
@@ -62,8 +62,8 @@ def load_chooser(path: str) -> Chooser:
 
 
 def _has_chooser_signature(chooser: object) -> bool:
-    """Whether it can be called as choosers are, and answers at once."""
-    assert callable(chooser), "asked only of what can be called"
+    """Whether it is synchronous and takes a chooser's parameters."""
+    assert callable(chooser), "the caller has checked it"
     if inspect.iscoroutinefunction(chooser):
         return False
     try:
@@ -71,7 +71,7 @@ def _has_chooser_signature(chooser: object) -> bool:
     except TypeError:
         return False
     except ValueError:
-        return True  # a built-in that does not tell: it is asked and seen
+        return True  # a built-in without a signature fails at its first call, if at all
     return True
 
 

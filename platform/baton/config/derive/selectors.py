@@ -1,4 +1,4 @@
-"""Whether a node's labels are what a pool asks for; as Ray reads selectors."""
+"""Matches labels of nodes with a pool's selectors, as Ray does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 
 def matches_labels(selectors: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels may be taken.
+    """Whether a node with these labels matches all selectors.
 
-    Source: Ray 2.60, "Control scheduling with labels"; a node without a label passes `!a`.
+    Source: Ray 2.60, "Control scheduling with labels"; a node without a label matches `!a`.
     """
     return all(
         _matches_selector(selector, labels.get(name)) for name, selector in selectors.items()

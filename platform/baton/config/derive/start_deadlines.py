@@ -1,4 +1,4 @@
-"""How long an engine may take to start: as said, else by the bytes that it has to read."""
+"""Start deadlines of engines: configured, or from the bytes to read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from baton.perf.model.known_models import dtype_hint, find_shape
 _MIN_DEADLINE_S = 600.0
 """To import vLLM, compile, measure memory and capture graphs. Source: minutes, for 70B models."""
 _DOWNLOAD_BYTES_PER_S = 40e6
-"""What is taken for a slow way to the weights: a hub at 320 Mbit/s."""
+"""A slow download: a hub at 320 Mbit/s."""
 _DEFAULT_WEIGHTS_BYTES = 40e9
-"""Of a model that is neither here nor known by name."""
+"""Of a model that is neither local nor known by name."""
 _WEIGHT_FILE_PATTERNS = ("*.safetensors", "*.bin", "*.pt")
 
 
 def start_deadline_s(pool: PoolConfig, model: ModelConfig) -> float:
-    """Until an engine of a pool must be ready, in seconds."""
+    """Seconds until an engine of a pool must be ready."""
     if pool.engine.start_deadline_s is not None:
         return pool.engine.start_deadline_s
     if pool.engine.kind is EngineKind.SIM:
@@ -33,7 +33,7 @@ def start_deadline_s(pool: PoolConfig, model: ModelConfig) -> float:
 
 
 def deployment_deadline_s(config: DeploymentConfig) -> float:
-    """Until all that a deployment starts with must be ready: as its slowest engine."""
+    """Seconds until the initial replicas must be ready, as for the slowest engine."""
     deadlines_s = [
         start_deadline_s(pool, config.models[pool.model]) for pool in config.pools.values()
     ]
@@ -41,10 +41,7 @@ def deployment_deadline_s(config: DeploymentConfig) -> float:
 
 
 def weights_bytes(source: str) -> float | None:
-    """Size of a model's weights: of its files where they are here, else of its published shape.
-
-    None where nobody knows.
-    """
+    """Bytes of a model's weights: of local files, else from its published shape; None: unknown."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         files = (file for pattern in _WEIGHT_FILE_PATTERNS for file in folder.glob(pattern))

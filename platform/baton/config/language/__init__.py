@@ -1,1 +1,1 @@
-"""The configuration language: text to trees to frozen values, and back."""
+"""The configuration language: text to trees to frozen values."""

@@ -1,4 +1,4 @@
-"""What may stand for a host, an address or a network in a configuration."""
+"""Hosts, addresses and networks in configurations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 
 
 def ip_network(text: str) -> IpNetwork | None:
-    """A network as `10.1.0.0/16`; None for anything else, a single address among it."""
+    """A network such as `10.1.0.0/16`; None for anything else, including a single address."""
     try:
         return ipaddress.ip_network(text) if "/" in text else None
     except ValueError:
@@ -20,9 +20,9 @@ def ip_network(text: str) -> IpNetwork | None:
 
 
 def is_host(text: str) -> bool:
-    """Whether it is an IP address, or could be the name of a host.
+    """Whether the text is an IP address or may be a host name.
 
-    The last word of a name is no number: resolvers take `10.0.0.300` for an address that is wrong.
+    The last label of a name is not a number: resolvers read `10.0.0.300` as an invalid address.
     """
     address = ip_address(text)
     if address is not None:
@@ -32,12 +32,12 @@ def is_host(text: str) -> bool:
 
 
 def needs_zone(address: IpAddress) -> bool:
-    """Whether it means nothing without the name of an interface, as `fe80::1%eth0` has one."""
+    """Whether it is invalid without the name of an interface, as in `fe80::1%eth0`."""
     return address.version == 6 and (address.is_link_local or "%" in str(address))  # noqa: PLR2004
 
 
 def describe_invalid_host(text: str, expected: str) -> str:
-    """Why a text is no host or address as is wanted, with what is usually meant by it."""
+    """The error of an invalid host or address, with the likely correction."""
     unbracketed = text[1:-1]
     if text == f"[{unbracketed}]" and ip_address(unbracketed) is not None:
         return f"got {text!r}, expected it without brackets: {unbracketed!r}"

@@ -9,7 +9,7 @@ Positive = Bounds(low=1)
 NotNegative = Bounds(low=0)
 Port = Bounds(low=1, high=65535)
 Workers = Bounds(low=1, high=256)
-# Shorter waits than this are an error of unit, not a wish.
+# A shorter timeout is an error of unit.
 Timeout = Bounds(low=0.001, high=86_400)
 Priority = Bounds(low=-100, high=100)
 Share = Bounds(low=0.001, high=1)

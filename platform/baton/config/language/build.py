@@ -1,8 +1,8 @@
-"""A tree to frozen values: every key known, every value of its kind, everything wrong said at once.
+"""Builds frozen values from a tree, and collects all errors.
 
-Theory of operation: `Builder.section` walks a schema and a tree side by side. A section with a
-finding in it is not built (None), its siblings are, so that later checks see all that can be seen.
-Sections that were built are kept by path for the cross checks, and so is each leaf's origin.
+Theory of operation: `Builder.section` walks schema and tree together. A section with a finding is
+not built (None) but its siblings are, so that later checks cover as much as possible. Built
+sections and origins of leaves are kept by path for these checks.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ _T = TypeVar("_T")
 
 
 class _InvalidValue(Exception):
-    """A value is not of its kind; the finding has been noted."""
+    """A value has the wrong type; the finding is recorded."""
 
 
 class Builder:
-    """Builds one configuration and remembers what it met."""
+    """Builds one configuration, and keeps findings, origins and sections."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.origins: dict[Path, Origin] = {}
-        """Where each leaf's value came from."""
+        """Origin of each leaf's value."""
         self.section_origins: dict[Path, Origin] = {}
-        """Where each section's key is."""
+        """Origin of each section's key."""
         self.values: dict[Path, object] = {}
 
     def section(self, schema: type[_T], entry: Entry, path: Path) -> _T | None:
-        """The section as a value of `schema`; None when something in it is wrong."""
+        """The section as a value of `schema`; None after an error."""
         try:
             return self._section(schema, entry, path)
         except _InvalidValue:
@@ -94,7 +94,7 @@ class Builder:
             case Section() as section:
                 return section
             case Scalar(value=None, origin=origin):
-                return Section({}, origin)  # a key with everything under it commented out
+                return Section({}, origin)  # all its keys are commented out
             case node:
                 raise self._invalid(
                     node.origin, path, f"got {describe_node(node, path)}, expected a mapping"
@@ -158,7 +158,7 @@ class Builder:
                 self.findings.append(Finding(value.origin, path, message))
 
     def _user_mapping(self, mapping: Free, entry: Entry, path: Path) -> Mapping[str, object]:
-        """A mapping whose keys the user chooses, to something else than sections."""
+        """A mapping with keys of the user's choice to values other than sections."""
         self._check_names(mapping.names, entry, path)
         match mapping:
             case RawMapping():
@@ -202,7 +202,7 @@ class Builder:
             self.origins[(*path, key)] = value.node.origin
             try:
                 labels[key] = self._scalar(Selector(), value.node, (*path, key))
-            except _InvalidValue:  # it is among the findings; the others may be wrong as well
+            except _InvalidValue:  # recorded; other labels are still checked
                 continue
         return labels
 

@@ -1,4 +1,4 @@
-"""Conditions on requests as people write them: `prompt_tokens > 8000`."""
+"""Conditions on requests, such as `prompt_tokens > 8000`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from baton.policy.admission.slo_classes import Comparison
 
 PATTERN = r"^\s*prompt_tokens\s*(>=|<=|>|<)\s*([0-9]{1,9})\s*$"
-"""Only the length of the prompt is known when a request's class is looked up."""
+"""Only the prompt's length is known when a request's class is determined."""
 
 
 class PromptCondition(NamedTuple):
-    """How long a prompt must be."""
+    """A condition on a prompt's length."""
 
     comparison: Comparison
     tokens: int
@@ -22,6 +22,6 @@ class PromptCondition(NamedTuple):
 
 
 def parse_condition(text: str) -> PromptCondition | None:
-    """What the text says; None when it is no condition."""
+    """The condition in `text`; None when it is invalid."""
     match = re.fullmatch(PATTERN, text)
     return None if match is None else PromptCondition(Comparison(match[1]), int(match[2]))

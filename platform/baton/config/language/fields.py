@@ -1,8 +1,8 @@
-"""What a dataclass says about its keys: each field's key, kind of value, bounds and default.
+"""Keys of a section, from its dataclass: name, type, bounds and default of each field.
 
-Theory of operation: the schema is plain frozen dataclasses. An attribute that ends in a unit of
-time or size (`deadline_s`, `max_body_bytes`) is written without it and with a unit in its value
-(`deadline: 2s`, `max_body: 4MiB`). `Annotated` markers add what a type cannot say.
+Theory of operation: the schema is plain frozen dataclasses. The suffix of an attribute with a unit
+(`deadline_s`, `max_body_bytes`) is not part of its key; the value has a unit instead (`deadline:
+2s`, `max_body: 4MiB`). `Annotated` markers add other facts.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from baton.config.language.units import Unit
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Marker: the key in the file, where it is not the attribute's name."""
+    """Marker: the key in the file, if it is not the attribute's name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """Marker: what the keys of a mapping must look like."""
+    """Marker: pattern of a mapping's keys."""
 
     pattern: str
     description: str
@@ -49,7 +49,7 @@ class NamePattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRef:
-    """Where to find a secret: exactly one of an environment variable and a file, read when used."""
+    """Reference to a secret: either an environment variable or a file, read at use."""
 
     env: str | None = None
     file: str | None = None
@@ -61,14 +61,14 @@ class SecretRef:
 
 @dataclass(frozen=True, slots=True)
 class NestedSection:
-    """A section of its own."""
+    """One section."""
 
     schema: type
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSections:
-    """Sections under names that the user chooses."""
+    """Sections under names of the user's choice."""
 
     schema: type
     names: NamePattern
@@ -76,7 +76,7 @@ class NamedSections:
 
 @dataclass(frozen=True, slots=True)
 class RawMapping:
-    """A mapping that is passed on unread."""
+    """A mapping that is passed on without checks."""
 
     names: NamePattern
 
@@ -90,15 +90,15 @@ class EnvVariables:
 
 @dataclass(frozen=True, slots=True)
 class NodeLabels:
-    """What the labels of a node must be, by the label's name."""
+    """Selectors of node labels, by label."""
 
     names: NamePattern
 
 
 Free = RawMapping | EnvVariables | NodeLabels
-"""A mapping under names that the user chooses, to values that are no sections."""
+"""A mapping from names of the user's choice to values."""
 Mapped = NestedSection | NamedSections | Free
-"""What is written as a mapping."""
+"""Types that are mappings in the file."""
 FieldType = ScalarType | Mapped
 
 
@@ -110,14 +110,14 @@ class Field:
     key: str
     kind: FieldType
     optional: bool
-    """Whether `null` is a value."""
+    """Whether `null` is valid."""
     required: bool
     default: object
-    """Of leaves without `required`; sections have none, they are built from nothing."""
+    """Of optional leaves; sections are built from an empty mapping instead."""
 
 
 NOT_YET = "NOT_YET"
-"""Name of the class attribute that maps a section's planned keys to what to do until then."""
+"""Name of a class attribute: a section's planned keys, each with its replacement until then."""
 
 
 def fields_of(schema: type) -> Mapping[str, Field]:
@@ -125,7 +125,7 @@ def fields_of(schema: type) -> Mapping[str, Field]:
     return _fields_of(schema)
 
 
-@functools.cache
+@functools.cache  # private, because mypy does not accept `type(value)` as an argument of a cache
 def _fields_of(schema: type) -> Mapping[str, Field]:
     hints = typing.get_type_hints(schema, include_extras=True)
     fields = [_field(field, hints[field.name]) for field in dataclasses.fields(schema)]
@@ -133,9 +133,9 @@ def _fields_of(schema: type) -> Mapping[str, Field]:
 
 
 def each(section: object, at: Path = ()) -> Iterator[tuple[Path, Field, object]]:
-    """Each key of a section and of the sections in it, as its path, its field and its value.
+    """Each key of a section and its nested sections, as path, field and value.
 
-    Of a mapping to values, each name is a key; empty mappings and absent sections have none.
+    In a mapping to values each name is a key. Empty mappings and absent sections have none.
     """
     for key, field in fields_of(type(section)).items():
         path, value = (*at, key), getattr(section, field.attribute)
@@ -155,7 +155,7 @@ def each(section: object, at: Path = ()) -> Iterator[tuple[Path, Field, object]]
 
 
 def planned_keys(schema: type) -> Mapping[str, str]:
-    """The section's planned keys, each with what to do until then."""
+    """The section's planned keys, each with its replacement until then."""
     planned: Mapping[str, str] = getattr(schema, NOT_YET, {})
     return planned
 

@@ -1,10 +1,9 @@
-"""YAML text to a tree with positions.
+"""Parses YAML text to a tree with positions.
 
-Theory of operation: ruamel's parser yields events with marks; a recursive descent builds the tree
-from them, so that neither deep nesting nor a fan of aliases can cost more than the bounds below.
-ruamel's own composer keeps no place of an alias and has no bound on depth.
-Only YAML 1.2's core types exist: `yes`, `1_000` and dates are text. What cannot be parsed at all
-raises `Unreadable` with one finding; everything else that is wrong is collected.
+Theory of operation: a recursive descent builds the tree from the events of ruamel's parser, so that
+the bounds below limit deep nesting and fans of aliases. ruamel's own composer keeps no position of
+an alias and has no bound on depth. Only YAML 1.2's core types exist: `yes`, `1_000` and dates are
+text. Invalid YAML raises `Unreadable` with one finding; all other errors are collected.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _BOOLS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
 
 
 class Unreadable(Exception):
-    """The text is no YAML document that could be looked at any further."""
+    """The text is not a YAML document that can be checked further."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding)
@@ -59,10 +58,10 @@ class Unreadable(Exception):
 
 
 def read_file(file: FilePath, findings: list[Finding]) -> Node:
-    """The tree of one file; what is wrong with single keys is added to `findings`.
+    """The tree of one file; errors of single keys are added to `findings`.
 
     Raises:
-        Unreadable: no such file, not text, not YAML, too large.
+        Unreadable: the file is missing, not text, not YAML, or too large.
     """
     origin = FileOrigin(str(file), 1, 1)
     try:
@@ -87,8 +86,8 @@ def read_text(text: str, source_origin: Origin, findings: list[Finding]) -> Node
 
     Args:
         text: the document.
-        source_origin: where the text is from; positions are kept only for files.
-        findings: what is wrong with single keys is added here.
+        source_origin: origin of the text; positions are kept only for files.
+        findings: receives errors of single keys.
 
     Raises:
         Unreadable: it is not one YAML document within the bounds.
@@ -138,13 +137,13 @@ def resolve(text: str) -> str | int | float | bool | None:
 
 
 class _TreeBuilder:
-    """Builds one document's tree, counting what it builds."""
+    """Builds one document's tree and limits its size."""
 
     def __init__(self, source_origin: Origin, findings: list[Finding]) -> None:
         self._source_origin = source_origin
         self._findings = findings
         self._anchors: dict[str, tuple[Node, int] | None] = {}
-        """What stands at each anchor and how many values that is; None while it is read."""
+        """Node and number of values of each anchor; None while it is read."""
         self._value_count = 0
 
     def origin_at(self, mark: StringMark) -> Origin:
@@ -217,7 +216,7 @@ class _TreeBuilder:
             assert isinstance(value_event, NodeEvent), "the parser puts a node after each key"
             node = self._node(value_event, events, (*path, key))
             if isinstance(node, Scalar) and not node.text and node.value is None:
-                # An absent value has no place of its own: the parser marks what follows it.
+                # The parser gives an absent value the position of the next event.
                 node = Scalar(None, key_origin, "")
             if key == "<<":
                 message = (
@@ -238,7 +237,7 @@ def _tag(event: NodeEvent) -> str:
 
 
 def _scalar(event: ScalarEvent, origin: Origin) -> Scalar:
-    # The parser leaves an escaped pair of surrogates, as JSON writes U+10000 and up, a pair.
+    # JSON writes U+10000 and above as two escaped surrogates, which the parser does not join.
     text = str(event.value).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     plain = event.style is None and not _tag(event)
     return Scalar(resolve(text) if plain else text, origin, text)

@@ -1,8 +1,8 @@
 """Deprecated keys: a value under an old name moves to the new name, with a warning.
 
-Each layer (a file, a variable, a `--set` option) is moved before it is laid over the others, so
-that a later layer wins, whichever name it uses. Within one layer, and among the variables, the old
-and the new name together are an error, because it is not clear which value counts.
+Each layer (a file, a variable, a `--set` option) is converted before it overlays others, so that a
+later layer wins whichever name it uses. Old and new name together in one layer, or among the
+variables, are an error: the intended value is unclear.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from baton.config.language.tree import (
 
 @dataclass(frozen=True, slots=True)
 class RenamedKey:
-    """One key, or a section with all that is in it."""
+    """One key, or a section with all its keys."""
 
     old: str
-    """Its former path; `*` is any one name."""
+    """The former path; `*` is any one name."""
     new: str
-    """Its path; each `*` stands for the name at the same `*` of `old`."""
+    """The new path; each `*` stands for the name at the same `*` of `old`."""
     convert: Callable[[Node], Node] | None = None
-    """From the value under the old name to the value under the new one; None: they are equal."""
+    """Converts the value; None keeps it."""
 
 
 def _renamed_values(**new_values: str) -> Callable[[Node], Node]:
-    """Conversion of values that are renamed too; any other value stays."""
+    """A conversion that renames these values and keeps others."""
 
     def convert(node: Node) -> Node:
         if isinstance(node, Scalar) and node.value in new_values:
@@ -47,7 +47,7 @@ def _renamed_values(**new_values: str) -> Callable[[Node], Node]:
 
 
 def _renamed_in_engines(old: str, new: str) -> tuple[RenamedKey, ...]:
-    """An engine option: of models, of the only model, and of pools."""
+    """An engine option of models, of the only model, and of pools."""
     owners = ("models.*", "model", "pools.*")
     return tuple(RenamedKey(f"{owner}.engine.{old}", f"{owner}.engine.{new}") for owner in owners)
 
@@ -79,7 +79,7 @@ RENAMED_KEYS: tuple[RenamedKey, ...] = (
     RenamedKey("server.frontend", "server.api_server"),
     RenamedKey("slo.classes.*.when", "slo.classes.*.match"),
 )
-"""The keys whose old name is still read. Keys of a section come before the section itself."""
+"""Keys with an accepted old name; keys of a section precede the section itself."""
 
 
 def with_new_names(
@@ -92,16 +92,16 @@ def with_new_names(
     """The layer without old names.
 
     Args:
-        layer: what one file, variable or option says.
+        layer: one file, variable or option.
         table: the keys with an old name.
-        warnings: each old name in the layer is added here.
-        findings: each key under both names is added here; the value under the new one stays.
+        warnings: receives each old name in the layer.
+        findings: receives each key under both names; the value under the new name stays.
     """
     for row in table:
         for old, entry in list(_matches(layer, tuple(row.old.split(".")), ())):
             new = _new_path(row, old)
             if isinstance(entry.node, Section) and new[: len(old)] == old:
-                continue  # a section where a value was: this is the new form
+                continue  # a section instead of a value is the new form
             node = entry.node if row.convert is None else row.convert(entry.node)
             shown = format_path(new)
             if node is not entry.node and isinstance(node, Scalar):
@@ -141,12 +141,12 @@ def _without(section: Section, path: Path) -> Section:
     entry = entries.pop(path[0])
     if len(path) > 1 and isinstance(entry.node, Section):
         inner = Entry(_without(entry.node, path[1:]), entry.origin)
-        entries = {**section.entries, path[0]: inner}  # at its place: the order may count
+        entries = {**section.entries, path[0]: inner}  # in place, because order may matter
     return Section(entries, section.origin)
 
 
 def _pruned(section: Section, path: Path) -> Section:
-    """Without the sections on this path in which nothing is left."""
+    """Without empty sections on this path."""
     entry = section.entries.get(path[0]) if path else None
     if entry is None or not isinstance(entry.node, Section):
         return section
@@ -160,7 +160,7 @@ def _pruned(section: Section, path: Path) -> Section:
 def _joined(
     section: Section, moved: Section, at: Path, both: list[tuple[Path, Entry, Entry]]
 ) -> Section:
-    """`section` with what was moved; what is in both stays as it is, and is added to `both`."""
+    """`section` with the moved keys; keys in both keep their value and are added to `both`."""
     entries = dict(section.entries)
     for key, entry in moved.entries.items():
         path, found = (*at, key), entries.get(key)
@@ -174,7 +174,7 @@ def _joined(
 
 
 def _says_nothing(found: Node, moved: Node) -> bool:
-    """Whether `found` is an empty section, or null where a section goes."""
+    """Whether `found` is an empty section, or null instead of a section."""
     if isinstance(found, Section):
         return not found.entries
     return isinstance(moved, Section) and isinstance(found, Scalar) and found.value is None

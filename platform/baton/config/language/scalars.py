@@ -1,4 +1,4 @@
-"""Kinds of single values: how each is read, written, described and put into a JSON schema."""
+"""Types of single values: reading, writing, description and JSON Schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IMPORT_PATH = rf"{_NAME}(?:\.{_NAME})*:{_NAME}"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The range of a number, both ends included."""
+    """The inclusive range of a number."""
 
     low: float | None = None
     high: float | None = None
@@ -36,7 +36,7 @@ class Bounds:
         )
 
     def describe(self, write: Callable[[float], str] = str) -> str:
-        """The range in words, to go behind what it is a range of."""
+        """The range in words, as a suffix."""
         if self.low is not None and self.low == self.high:
             return f", exactly {write(self.low)}"
         low = "" if self.low is None else f", at least {write(self.low)}"
@@ -44,23 +44,33 @@ class Bounds:
         return low + high
 
     def json_schema(self) -> Json:
-        """The range in JSON Schema's words."""
+        """The range in JSON Schema."""
         limits = {"minimum": self.low, "maximum": self.high}
         return {name: end for name, end in limits.items() if end is not None}
 
 
+def _scalar_value(node: Node) -> str | float | bool | None:
+    return node.value if isinstance(node, Scalar) else None
+
+
+class _PlainType:
+    """A type whose values are plain JSON."""
+
+    __slots__ = ()
+
+    def write(self, value: object) -> object:
+        """The value itself."""
+        return value
+
+
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(_PlainType):
     """Text of at least one character, without control characters."""
 
     def read(self, node: Node) -> str | None:
         """The text; None when the node is something else."""
-        text = node.value if isinstance(node, Scalar) else None
+        text = _scalar_value(node)
         return text if isinstance(text, str) and text and not _UNPRINTABLE.search(text) else None
-
-    def write(self, value: object) -> object:
-        """The text itself."""
-        return value
 
     def describe(self) -> str:
         """For error messages."""
@@ -76,17 +86,13 @@ _SELECTOR = re.compile(rf"!?{_LABEL}|!?in\({_LABEL}(?:, ?{_LABEL})*\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Selector:
-    """What a node's label must be, as Ray reads it: `a`, `!a`, `in(a, b)`, `!in(a, b)`."""
+class Selector(_PlainType):
+    """A selector of node labels in Ray's syntax: `a`, `!a`, `in(a, b)`, `!in(a, b)`."""
 
     def read(self, node: Node) -> str | None:
         """The selector; None when the node is something else."""
-        text = node.value if isinstance(node, Scalar) else None
+        text = _scalar_value(node)
         return text if isinstance(text, str) and _SELECTOR.fullmatch(text) else None
-
-    def write(self, value: object) -> object:
-        """The selector itself."""
-        return value
 
     def describe(self) -> str:
         """For error messages."""
@@ -98,17 +104,13 @@ class Selector:
 
 
 @dataclass(frozen=True, slots=True)
-class Boolean:
+class Boolean(_PlainType):
     """True or false."""
 
     def read(self, node: Node) -> bool | None:
         """The flag; None when the node is something else."""
-        flag = node.value if isinstance(node, Scalar) else None
+        flag = _scalar_value(node)
         return flag if isinstance(flag, bool) else None
-
-    def write(self, value: object) -> object:
-        """The flag itself."""
-        return value
 
     def describe(self) -> str:
         """For error messages."""
@@ -120,21 +122,17 @@ class Boolean:
 
 
 @dataclass(frozen=True, slots=True)
-class Integer:
+class Integer(_PlainType):
     """A whole number."""
 
     bounds: Bounds
 
     def read(self, node: Node) -> int | None:
         """The number; None when the node is something else or out of bounds."""
-        number = node.value if isinstance(node, Scalar) else None
+        number = _scalar_value(node)
         if isinstance(number, bool) or not isinstance(number, int):
             return None
         return number if self.bounds.contains(number) else None
-
-    def write(self, value: object) -> object:
-        """The number itself."""
-        return value
 
     def describe(self) -> str:
         """For error messages."""
@@ -146,21 +144,17 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
-class Float:
+class Float(_PlainType):
     """A number."""
 
     bounds: Bounds
 
     def read(self, node: Node) -> float | None:
         """The number; None when the node is something else or out of bounds."""
-        number = node.value if isinstance(node, Scalar) else None
+        number = _scalar_value(node)
         if isinstance(number, bool) or not isinstance(number, int | float):
             return None
         return float(number) if self.bounds.contains(number) else None
-
-    def write(self, value: object) -> object:
-        """The number itself."""
-        return value
 
     def describe(self) -> str:
         """For error messages."""
@@ -178,11 +172,11 @@ class Quantity:
     unit: Unit
     bounds: Bounds
     is_integer: bool
-    """Whether the number of base units must be whole (bytes)."""
+    """Whether the number of base units must be an integer (bytes)."""
 
     def read(self, node: Node) -> float | int | None:
         """The number of base units; None when the node is something else or out of bounds."""
-        text = node.value if isinstance(node, Scalar) else None
+        text = _scalar_value(node)
         number = parse_quantity(text, self.unit) if isinstance(text, str) else None
         if number is None or not self.bounds.contains(number):
             return None
@@ -214,7 +208,7 @@ class Choice:
 
     def read(self, node: Node) -> StrEnum | None:
         """The member; None when the node is something else."""
-        text = node.value if isinstance(node, Scalar) else None
+        text = _scalar_value(node)
         return self.enum(text) if isinstance(text, str) and text in list(self.enum) else None
 
     def write(self, value: object) -> object:
@@ -232,23 +226,19 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Pluggable:
-    """One of the values of an enum, or code of the user's own as `module:function`."""
+class Pluggable(_PlainType):
+    """One of the values of an enum, or the user's own `module:function`."""
 
     enum: type[StrEnum]
     moved: Mapping[str, str] = field(default_factory=dict)
-    """Values that were in the enum once, each with its `module:function` of today."""
+    """Former values of the enum, each with its current `module:function`."""
 
     def read(self, node: Node) -> str | None:
         """The text; None when the node is something else."""
-        text = node.value if isinstance(node, Scalar) else None
+        text = _scalar_value(node)
         if not isinstance(text, str):
             return None
         return text if text in list(self.enum) or re.fullmatch(_IMPORT_PATH, text) else None
-
-    def write(self, value: object) -> object:
-        """The text itself."""
-        return value
 
     def describe(self) -> str:
         """For error messages."""
@@ -262,18 +252,14 @@ class Pluggable:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(_PlainType):
     """A condition on a request."""
 
     def read(self, node: Node) -> str | None:
         """The condition in its usual spelling; None when the node is something else."""
-        text = node.value if isinstance(node, Scalar) else None
+        text = _scalar_value(node)
         condition = parse_condition(text) if isinstance(text, str) else None
         return None if condition is None else str(condition)
-
-    def write(self, value: object) -> object:
-        """The text itself."""
-        return value
 
     def describe(self) -> str:
         """For error messages."""
@@ -286,12 +272,12 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list: at least one, each at most once."""
+    """A non-empty list of distinct items."""
 
     item: Choice | Text
 
     def read(self, node: Node) -> tuple[str, ...] | None:
-        """The members in order; None when the node or one of its items is something else."""
+        """The items in order; None when the node or an item is something else."""
         if not isinstance(node, ListNode):
             return None
         items = tuple(item for item in map(self.item.read, node.items) if item is not None)
@@ -319,13 +305,13 @@ ScalarType = (
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """`, did you mean 'x'?` when one of `known` is near, else nothing."""
+    """`, did you mean 'x'?` for a close match among `known`, else empty."""
     matches = difflib.get_close_matches(text, list(known), n=1)
     return f", did you mean '{matches[0]}'?" if matches else ""
 
 
 def suggest(scalar_type: ScalarType, node: Node) -> str:
-    """What else to say about a node that is not of this kind."""
+    """A hint for a node of the wrong type; may be empty."""
     match scalar_type, node:
         case Pluggable(moved=moved), Scalar(value=str(text)) if text in moved:
             place = f"'{moved[text]}', with baton's repository on the PYTHONPATH"

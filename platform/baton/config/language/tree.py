@@ -1,4 +1,4 @@
-"""Configuration before it has a meaning: values with the place each of them came from."""
+"""Configuration trees: values without a schema, with their origins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_/-]+")
 
 @dataclass(frozen=True, slots=True)
 class FileOrigin:
-    """A place in a file; line and column count from 1."""
+    """A position in a file; line and column start at 1."""
 
     file: str
     line: int
@@ -44,7 +44,7 @@ class SetOrigin:
 
 @dataclass(frozen=True, slots=True)
 class DefaultOrigin:
-    """Nobody said it. `reason` tells how it was derived when it is not a plain default."""
+    """A default; `reason` explains a derived default."""
 
     reason: str = ""
 
@@ -57,7 +57,7 @@ Origin = FileOrigin | EnvOrigin | SetOrigin | DefaultOrigin
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One value. `text` is how it was written, which environment variables keep to the letter."""
+    """One value. `text` is its original spelling, which environment variables keep."""
 
     value: str | int | float | bool | None
     origin: Origin
@@ -74,7 +74,7 @@ class ListNode:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value; `origin` is the key's own place."""
+    """A key's value; `origin` is the position of the key."""
 
     node: Node
     origin: Origin
@@ -93,7 +93,7 @@ Node = Scalar | ListNode | Section
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, and where."""
+    """One error and its position."""
 
     origin: Origin
     path: Path
@@ -105,14 +105,14 @@ class Finding:
 
 
 def format_path(path: Path) -> str:
-    """`("models", "llama-3.1", "source")` as `models."llama-3.1".source`, as `--set` reads it."""
+    """`("models", "llama-3.1", "source")` as `models."llama-3.1".source`, the syntax of `--set`."""
     return ".".join(key if _PLAIN_KEY.fullmatch(key) else f'"{key}"' for key in path)
 
 
 def matches(path: Path, pattern: str) -> bool:
-    """Whether a path is one of those that a pattern such as `pools.*.engine.**` names.
+    """Whether a path matches a pattern such as `pools.*.engine.**`.
 
-    `*` is any one name; `**`, at the end, any number of them.
+    `*` is one name; `**`, only at the end, is any number of names.
     """
     pattern_names = pattern.split(".")
     if pattern_names[-1] == "**":
@@ -124,7 +124,7 @@ def matches(path: Path, pattern: str) -> bool:
 
 
 def sort_key(finding: Finding) -> tuple[int, str, int, int]:
-    """A sort key: by file and line, then environment variables, options, and what nobody said."""
+    """A sort key: files by line, then environment variables, options, and defaults."""
     match finding.origin:
         case FileOrigin(file, line, column):
             return 0, file, line, column
@@ -139,15 +139,15 @@ def sort_key(finding: Finding) -> tuple[int, str, int, int]:
 def is_secret_name(name: str) -> bool:
     """Whether a value under this name is likely a secret: `api_key`, `HF_TOKEN`.
 
-    Words are compared, not letters: `max_prompt_tokens` holds no secret. Nor does an argument of
-    vLLM about the tokens of a text: `token_ids`, `long_prefill_token_threshold`.
+    It compares words, so `max_prompt_tokens` is not a secret. Neither are vLLM's arguments about
+    tokens of a text: `token_ids`, `long_prefill_token_threshold`.
     """
     words = re.split(r"[^a-z]+", _TOKENIZER_TERMS.sub("", name.lower().replace("-", "_")))
     return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
 
 
 def is_vllm_argument(path: Path) -> bool:
-    """Whether a value there is handed to vLLM as it is: an argument of an engine or a server."""
+    """Whether the value is a raw argument of a vLLM engine or API server."""
     return "extra" in path or (path[:1] in {("model",), ("models",)} and "api" in path)
 
 
@@ -161,7 +161,7 @@ _TOKENIZER_TERMS = re.compile(
 
 
 def describe_node(node: Node, path: Path) -> str:
-    """What was found, for an error message; never the value of something that looks secret."""
+    """The node, for error messages; never the value of a likely secret."""
     match node:
         case Section():
             return "a mapping"

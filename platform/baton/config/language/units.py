@@ -1,4 +1,4 @@
-"""Quantities as people write them (`500ms`, `4MiB`, `10/s`) and back, without losing a bit."""
+"""Quantities such as `500ms`, `4MiB` or `10/s`, parsed and formatted exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 
 class Unit(StrEnum):
-    """What a quantity measures; the value is what error messages call it."""
+    """Unit of a quantity; error messages show the value."""
 
     SECONDS = "a duration such as 500ms, 2s or 5m"
     BYTES = "a size such as 512KiB, 4MiB or 1GB"
@@ -51,9 +51,9 @@ PATTERNS = MappingProxyType(
 
 
 def parse_quantity(text: str, unit: Unit) -> float | None:
-    """The number of base units (s, bytes, 1/s, bytes/s) in `text`; None when it is none.
+    """The number of base units (s, bytes, 1/s, bytes/s) in `text`; None when it is invalid.
 
-    A number without a unit is refused: `2` could be seconds or milliseconds.
+    A unit is mandatory: `2` could be seconds or milliseconds.
     """
     match = re.fullmatch(PATTERNS[unit], text)
     if match is None:
@@ -64,7 +64,7 @@ def parse_quantity(text: str, unit: Unit) -> float | None:
 
 
 def format_quantity(number: float, unit: Unit) -> str:
-    """`number` base units in the largest unit that takes no fraction; parses back to `number`."""
+    """`number` base units in the largest unit without a fraction; parses back to `number`."""
     match unit:
         case Unit.SECONDS:
             return _in_units(number, ("s", "ms", "us"), _SECONDS)
@@ -77,7 +77,7 @@ def format_quantity(number: float, unit: Unit) -> str:
 
 
 def _in_units(number: float, names: tuple[str, ...], factors: Mapping[str, Decimal]) -> str:
-    # repr is the shortest decimal that reads back as the same float.
+    # repr is the shortest decimal that parses to the same float.
     exact = Decimal(repr(number))
     for name in names:
         scaled = exact / factors[name]

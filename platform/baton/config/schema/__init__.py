@@ -1,1 +1,1 @@
-"""Every key that a configuration may hold."""
+"""Every key of a configuration."""

@@ -1,4 +1,4 @@
-"""The keys of LoRA adapters: which there are over a model, and how much room engines have."""
+"""Keys of LoRA adapters: the adapters of a model, and the slots of engines."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from baton.config.language.scalars import Bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """A LoRA adapter over a model; requests name it by its key, as they would name the model."""
+    """A LoRA adapter of a model; requests name its key as their `model`."""
 
     source: str
-    """A hub id, or a path that every node with an engine has."""
+    """A hub id, or a path that exists on every node with an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeAdapters:
-    """Adapters that are added while the model is served, by keys that may administer."""
+    """Adapters that administrator keys add while the model is served."""
 
     max: Annotated[int, Bounds(low=0, high=1000)] = 0
-    """At a time; 0: none can be added."""
+    """Number of them at a time; 0: none can be added."""
     max_per_tenant: Annotated[int | None, Positive] = None
-    """Of them, by the keys of one tenant; null: as many as `max`."""
+    """Number of them that the keys of one tenant may add; null: `max`."""
     paths: tuple[str, ...] | None = None
-    """Folders in which they must lie, and owners on the hub with a slash behind (`acme/`); to be
-    said where `max` is above 0."""
+    """Allowed folders, and allowed owners on the hub with a trailing slash (`acme/`). Required when
+    `max` is above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSlots:
-    """Room of one engine for its model's adapters, where the model has any."""
+    """Slots of one engine for its model's adapters, when the model has any."""
 
     max_batched: Annotated[int, Positive] = 4
-    """Different ones that run at the same time; requests with others wait (`max_loras`)."""
+    """Different adapters that run at the same time; requests with further adapters wait
+    (`max_loras`)."""
     max_loaded: Annotated[int, Positive] = 16
-    """In the host's memory; the longest unused goes for a new one (`max_cpu_loras`)."""
+    """Adapters in host memory; the least recently used is replaced (`max_cpu_loras`)."""
     max_rank: Annotated[int, Positive] = 16
-    """The highest rank of any (`max_lora_rank`)."""
+    """The highest rank of an adapter (`max_lora_rank`)."""

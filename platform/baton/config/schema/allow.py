@@ -1,4 +1,4 @@
-"""The keys that let clients bring along what reaches into the machines that serve them."""
+"""Keys of request content that can reach into the serving machines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowConfig:
-    """What a request may bring along; nothing unless it is said here."""
+    """Content that requests may bring. Everything is off by default."""
 
     chat_templates: bool = False
-    """Templates of its own: programs, run in the ingress for as long as they like."""
+    """Chat templates in requests. These are programs that run in the ingress, without a time limit.
+    """
     media_domains: tuple[str, ...] | None = None
-    """Hosts from which the ingress fetches media that a request names; null: from none. Media in a
-    request itself (`data:`) are always taken where the model understands them."""
+    """Hosts from which the ingress fetches media of a request; null: none. Media inside a request
+    (`data:`) are always accepted if the model supports them."""
     prompt_embeds: bool = False
-    """Tensors in place of a prompt. The engines must take them, too
-    (`engine.extra.enable_prompt_embeds`)."""
+    """Tensors instead of a prompt. The engines need `engine.extra.enable_prompt_embeds`, too."""

@@ -1,7 +1,7 @@
-"""Every key that a configuration may hold: types, bounds and defaults.
+"""Every key of a configuration: types, bounds and defaults.
 
-Keys are the attributes' names without their unit: `deadline_s` is written `deadline: 2s`. What is
-planned but has no effect yet is named in `NOT_YET` and refused.
+Keys are attribute names without their unit: `deadline_s` is written `deadline: 2s`. `NOT_YET` lists
+planned keys, which are rejected.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SIM = SimSettings()
 
 
 class EngineKind(StrEnum):
-    """What runs inside a replica."""
+    """The engine of a replica."""
 
     VLLM = "vllm"
     SIM = "sim"
@@ -63,7 +63,7 @@ class Dtype(StrEnum):
 
 
 class PlacementStrategy(StrEnum):
-    """How the workers of one replica are laid over nodes (Ray's placement group strategies)."""
+    """Distribution of one replica's workers over nodes (Ray's placement group strategies)."""
 
     PACK = "pack"
     SPREAD = "spread"
@@ -72,159 +72,159 @@ class PlacementStrategy(StrEnum):
 
 
 class Connector(StrEnum):
-    """What moves KV blocks."""
+    """Transport of KV blocks."""
 
     NIXL = "nixl"
 
 
 class OnFailure(StrEnum):
-    """What decode does when a prompt's KV blocks cannot be fetched."""
+    """Action of a decode replica that cannot fetch a prompt's KV blocks."""
 
     RECOMPUTE = "recompute"
     """Prefill the prompt itself."""
     FAIL = "fail"
-    """Give the leg up; the request is placed again."""
+    """Fail the leg; the request is placed again."""
 
 
 class ApiServerKind(StrEnum):
-    """Which API server stands in front."""
+    """The API server of ingresses."""
 
     PYTHON = "python"
     RUST = "rust"
 
 
 class ListenerKind(StrEnum):
-    """Whose HAProxy listens where clients come."""
+    """The HAProxy that listens for clients."""
 
     RAY_SERVE = "ray-serve"
-    """Ray Serve's, before all ingresses."""
+    """Ray Serve's, in front of all ingresses."""
     INGRESS = "ingress"
     """Each ingress' own, which is the gate before vLLM's Rust frontend."""
 
 
 class Route(StrEnum):
-    """A group of HTTP routes that may be opened."""
+    """A group of HTTP routes."""
 
     CHAT = "chat"
     """OpenAI's chat completions."""
     COMPLETIONS = "completions"
     """OpenAI's completions of a text."""
     MODELS = "models"
-    """Which models are served."""
+    """The served models."""
     RESPONSES = "responses"
-    """OpenAI's responses, without a memory of earlier ones."""
+    """OpenAI's responses, without a memory of earlier responses."""
     MESSAGES = "messages"
-    """Anthropic's messages, and how many tokens one has."""
+    """Anthropic's messages, and their token counts."""
     TOKENIZE = "tokenize"
     """Text to token ids, and back."""
     HEALTH = "health"
-    """200 where a request could be served, else 503. Asks for no key."""
+    """200 if a request could be served, else 503. Needs no key."""
     METRICS = "metrics"
     """An ingress' own metrics of vLLM's API server."""
     ADAPTERS = "adapters"
-    """LoRA adapters are loaded and unloaded, by keys that may administer."""
+    """Loads and unloads LoRA adapters, with administrator keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimTimings:
-    """How fast and how large a simulated engine is; what it shares with real ones is set there."""
+    """Speed and size of a simulated engine. Options of real engines have their own keys."""
 
     prefill_tokens_per_s: Annotated[float, Key("prefill_rate")] = _SIM.prefill_tokens_per_s
-    """Prompt tokens that one engine computes in a second."""
+    """Prompt tokens per second of one engine."""
     prefill_step_s: float = _SIM.prefill_step_s
-    """What a step that prefills anything costs besides."""
+    """Fixed time of a step with prefill."""
     prefill_quadratic_s: float = _SIM.prefill_quadratic_s
-    """Times the square of the prompt tokens that a step computes."""
+    """Times the square of the prompt tokens of a step."""
     decode_step_s: float = _SIM.decode_step_s
-    """Time of a step that decodes for anyone, whoever it is for."""
+    """Fixed time of a step with decodes."""
     decode_request_s: float = _SIM.decode_request_s
-    """What each decoding request adds to a step."""
+    """Time that each decoding request adds to a step."""
     decode_kv_s: float = _SIM.decode_kv_s
-    """Times the fraction of the KV blocks in use, added to a step that decodes."""
+    """Times the fraction of KV blocks in use, added to a step with decodes."""
     decode_kv_quadratic_s: float = _SIM.decode_kv_quadratic_s
-    """Times the square of that fraction, taken off again."""
+    """Times the square of that fraction, subtracted again."""
     step_overhead_s: float = _SIM.step_overhead_s
-    """What every step costs, whatever it computes."""
+    """Fixed time of every step."""
     transfer_bytes_per_s: Annotated[float, Key("transfer_rate")] = _SIM.transfer_bytes_per_s
-    """Of KV blocks, over one network interface."""
+    """Bandwidth of one network interface for KV blocks."""
     transfer_setup_s: float = _SIM.transfer_setup_s
-    """What every transfer costs, however little it moves."""
+    """Fixed time of every transfer."""
     share_bandwidth: bool = _SIM.share_bandwidth
-    """Transfers at the same time share the network interfaces that they have in common."""
+    """Whether concurrent transfers share the network interfaces that they have in common."""
     host_bytes_per_s: Annotated[float, Key("host_rate")] = _SIM.host_bytes_per_s
-    """At which offloaded blocks come back."""
+    """Rate at which offloaded blocks are loaded."""
     adapter_load_s: float = _SIM.adapter_load_s
-    """To load an adapter; nothing is computed meanwhile."""
+    """Time to load an adapter; the engine computes nothing meanwhile."""
     speed: Annotated[float, NotNegative] = _SIM.speed
     """Divides the duration of every step, load and transfer."""
     kv_blocks: Annotated[int, Positive] = _SIM.kv_blocks
-    """KV blocks that one engine has room for."""
+    """KV blocks of one engine."""
     kv_block_bytes: Annotated[int, Key("kv_block_size"), Positive] = _SIM.kv_block_bytes
-    """What one of them takes on the way to another engine."""
+    """Bytes of one KV block in a transfer."""
     max_waiting_requests: Annotated[int, Positive] = _SIM.max_waiting_requests
-    """Requests that wait inside one engine; further ones fail."""
+    """Requests that wait inside one engine; more requests fail."""
     vocab_size: Annotated[int, Positive] = _SIM.vocab_size
-    """Token ids that are made up are below it."""
+    """Upper bound of generated token ids."""
     eos_probability: Annotated[float, Bounds(low=0, high=1)] = _SIM.eos_probability
-    """That an answer ends with the next token; 0: at its limit only."""
+    """Probability that an answer ends with the next token; 0: only at its limit."""
     eos_token_id: Annotated[int, NotNegative] = _SIM.eos_token_id
-    """The token that ends it."""
+    """The token that ends an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
-    """Where KV blocks go that the KV cache has no room for."""
+    """Offloading of KV blocks that do not fit the KV cache."""
 
     host_memory_bytes: Annotated[int | None, Positive] = None
-    """The host's memory for the blocks of one engine, all its workers together; null for none."""
+    """Host memory for the blocks of one engine, all its workers together; null: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Engine options; a pool's override its model's, key by key. Null leaves it to the engine."""
+    """Engine options; null: the engine's default. A pool's options override its model's by key."""
 
     kind: EngineKind = EngineKind.VLLM
     dtype: Dtype = Dtype.AUTO
     block_size_tokens: Annotated[int | None, Key("block_size"), Positive] = None
     """Tokens of one KV block. On a CPU, vLLM takes multiples of 32."""
     gpu_memory_utilization: Annotated[float | None, Bounds(low=0.01, high=1)] = None
-    """The share of each GPU that the engine may fill: weights, activations and KV blocks."""
+    """Share of each GPU that the engine may fill: weights, activations and KV blocks."""
     kv_cache_bytes: Annotated[int | None, Positive] = None
     """Memory for KV blocks of one worker, instead of a share of the GPU's or the machine's."""
     prefix_caching: bool = True
-    """Keep the KV blocks of prompts, so that the next one that begins alike computes less."""
+    """Keep the KV blocks of prompts, so that prompts with the same prefix compute less."""
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     max_num_seqs: Annotated[int | None, Positive] = None
     """Requests that one engine runs at a time."""
     max_num_batched_tokens: Annotated[int | None, Positive] = None
-    """Tokens of one step: the larger, the sooner prompts are done and the longer streams wait."""
+    """Tokens of one step. More tokens finish prompts sooner and delay streams longer."""
     max_num_batched_tokens_while_decoding: Annotated[int | None, Positive] = None
-    """Tokens of a step that any stream waits for, where that should be fewer: prompts that are
-    computed beside streams come in smaller pieces, and in large ones where nobody decodes. For
-    pools whose replicas may play both roles."""
+    """A smaller number of tokens for steps with decodes: prompts beside streams are computed in
+    smaller chunks, and in large chunks otherwise. For pools whose replicas may have both roles."""
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
     start_deadline_s: Annotated[float | None, Positive] = None
-    """Until it must be ready; null: ten minutes, and as long as its weights take at 40 MB/s."""
+    """Time until the engine must be ready; null: ten minutes, and the time to load its weights at
+    40 MB/s."""
     extra: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
     """Raw vLLM engine arguments that have no key of their own here."""
     sim: SimTimings | None = None
-    """Given exactly when the kind is `sim`."""
+    """Only with `kind: sim`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A model that is served; its name is its key."""
+    """A served model; its name is its key."""
 
     source: str
     """A hub id (also as `hf://org/model`), a folder, a place in `s3://`, `gs://` or `az://`, or
     `tiny`: a small random model that is made on this machine."""
     revision: str | None = None
-    """A branch, tag or commit of the hub's; null takes the newest."""
+    """A branch, tag or commit of the hub; null: the newest."""
     max_len_tokens: Annotated[int | None, Key("max_len"), Bounds(low=2)] = None
-    """Prompt and output together; null takes what the model says."""
+    """Tokens of prompt and output together; null: the model's own limit."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     adapters: Annotated[Mapping[str, AdapterConfig], ModelName] = field(default_factory=dict)
-    """LoRA adapters over it, under the names that requests give as their `model`."""
+    """LoRA adapters of the model, under the names that requests give as their `model`."""
     runtime_adapters: RuntimeAdapters = field(default_factory=RuntimeAdapters)
     api: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
     """Raw arguments of vLLM's API server, such as `tool_call_parser`, with underscores."""
@@ -232,36 +232,36 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCounts:
-    """How many replicas; `initial` is `min` and `max` is `initial` unless said."""
+    """Numbers of replicas. `initial` defaults to `min`, and `max` to `initial`."""
 
     min: Annotated[int, NotNegative] = 1
-    """Not even the autoscaler goes below it."""
+    """The autoscaler does not go below it."""
     initial: Annotated[int, NotNegative] = 1
-    """With which a deployment starts; as many as `min` unless said."""
+    """Replicas at the start of a deployment; the default is `min`."""
     max: Annotated[int, Bounds(low=1, high=10_000)] = 1
-    """Not even the autoscaler goes above; as many as `initial` unless said."""
+    """The autoscaler does not go above it; the default is `initial`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one replica takes from the cluster, all its workers together."""
+    """Resources of one replica in the cluster, for all its workers together."""
 
     cpus: Annotated[float, NotNegative] = 1.0
     """CPU cores, as Ray counts them."""
     gpus: Annotated[float, NotNegative] = 0.0
-    """GPUs of one replica: one for each of its workers, so `tp` times `pp`, or none; one worker
-    may also take a part of a GPU, as 0.5, and shares it with others."""
+    """GPUs of one replica: `tp` times `pp`, one per worker, or 0. A single worker may also take a
+    part of a GPU, as 0.5, and share it with others."""
     accelerator: str | None = None
     """Ray's accelerator type, e.g. H100."""
     price_per_hour: Annotated[float | None, NotNegative] = None
-    """$ for one GPU, or one worker without GPUs; null takes the accelerator's usual one."""
+    """$ for one GPU, or one worker without GPUs; null: the accelerator's usual price."""
     memory_bytes: Annotated[int | None, Positive] = None
-    """Of the host's memory, as Ray counts it; null: none is set aside."""
+    """Host memory, as Ray counts it; null: none is reserved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How one engine is split over workers."""
+    """Split of one engine over workers."""
 
     tp: Annotated[int, Workers] = 1
     """Tensor parallelism: workers that share each layer."""
@@ -278,14 +278,14 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a pool's replicas, and the workers of each, go."""
+    """Nodes of a pool's replicas and of their workers."""
 
     strategy: PlacementStrategy = PlacementStrategy.PACK
-    """Of the workers of one replica; replicas of a pool are spread over nodes by Ray Serve."""
+    """For the workers of one replica; Ray Serve spreads the replicas of a pool over nodes."""
     max_per_node: Annotated[int | None, Positive] = None
-    """Replicas of this pool on one node, of those with a single worker; null for no limit."""
+    """Replicas of this pool on one node, for replicas with a single worker; null: no limit."""
     labels: Annotated[Mapping[str, str], LabelName] = field(default_factory=dict)
-    """What the labels of every node that it runs on must be."""
+    """Required labels of the nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,66 +293,67 @@ class PoolConfig:
     """Replicas of one role and one shape; its name is its key."""
 
     model: str
-    """The name of its model; may be left out where there is one only."""
+    """Name of its model; optional with only one model."""
     role: Role
-    """What its replicas are meant to run. A hint: where one role is missing, the other does
-    both."""
+    """Intended work of its replicas. A hint: without pools of one role, the other role does both.
+    """
     replicas: ReplicaCounts = field(default_factory=ReplicaCounts)
     resources: Resources = field(default_factory=Resources)
     parallel: Parallel = field(default_factory=Parallel)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """The model's options with this pool's on top: nothing else needs to be looked up."""
+    """Engine options of the model, overridden by those of the pool."""
     placement: Placement = field(default_factory=Placement)
     env: Annotated[Mapping[str, str | SecretRef], VariableName] = field(default_factory=dict)
-    """Environment variables of this pool's engine processes, on top of `transfer.env`."""
+    """Environment variables of this pool's engine processes, in addition to `transfer.env`."""
 
 
 SIDE_CHANNEL_PORTS = 1_000
-"""From `port_base` on: many, for each rests an hour after its engine. Ray Serve's are at 21000."""
+"""From `port_base` on. A port stays unused for an hour after its engine, so there are many. Ray
+Serve's ports start at 21000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideChannel:
-    """Where engines meet before they move KV blocks."""
+    """Address at which engines coordinate transfers of KV blocks."""
 
     bind: str = "private"
     """An IP address; a network as `10.1.0.0/16`: each node's own address in it; or `private`: the
-    address under which the node is known to the cluster."""
+    address by which the cluster knows the node."""
     port_base: Annotated[int, Port] = 20000
-    """The first of 1,000 ports. Each engine worker of a node has one, and a restarted one another.
-    """
+    """The first of 1,000 ports. Each engine worker of a node has its own; a restarted worker gets
+    another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeConfig:
-    """How pairs of replicas are watched that hand KV blocks over."""
+    """Probes of replica pairs that exchange KV blocks."""
 
     interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = _PROBE.interval_s
-    """Between two looks at one pair."""
+    """Between two probes of a pair."""
     deadline_s: Annotated[float, Timeout] = _PROBE.deadline_s
-    """For each step of a probe; a pair that does not answer in it is not used until it does."""
+    """For each step of a probe; a pair that misses it is not used until it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
-    """How KV blocks move."""
+    """Transfers of KV blocks."""
 
     connector: Connector = Connector.NIXL
     require_rdma: bool = False
-    """Do not use a pair of replicas whose blocks go through the kernel's network stack."""
+    """Do not use a pair of replicas whose blocks pass through the kernel's network stack."""
     deadline_s: Annotated[float, Timeout] = _LIMITS.transfer_deadline_s
-    """For the blocks of one handoff, and twice what they are predicted to take if that is longer;
-    besides what the rest of a prompt is predicted to take where only its prefix is fetched. Then
-    `on_failure`."""
+    """For the blocks of one handoff, or twice their predicted time if that is longer. When only a
+    prefix is fetched, the predicted time for the rest of the prompt is added. After it,
+    `on_failure` applies."""
     on_failure: OnFailure = OnFailure.RECOMPUTE
     early_first_token: bool = _LIMITS.early_first_token
-    """Give a client the token that ends its prefill at once, and go on after it where it is
-    decoded: the first token comes sooner, by the transfer and a step, and the second when it
-    would have come anyway."""
+    """Send the token that ends prefill to the client at once, and continue with the decode replica.
+    The first token comes sooner, by the transfer and a step; the second comes at the same time as
+    without it."""
     lease_s: Annotated[float, Bounds(low=1, high=86_400)] = _LIMITS.lease_s
-    """How long a prefill replica keeps a finished prompt's blocks for a pull."""
+    """Time that a prefill replica keeps a finished prompt's blocks for a pull."""
     max_concurrent_pulls: Annotated[int | None, Positive] = 8
-    """Into one replica; further ones wait their turn. Null for no limit."""
+    """Into one replica; more pulls wait. Null: no limit."""
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     side_channel: SideChannel = field(default_factory=SideChannel)
     env: Annotated[Mapping[str, str | SecretRef], VariableName] = field(default_factory=dict)
@@ -361,13 +362,13 @@ class TransferConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressCounts:
-    """How many ingress replicas."""
+    """Numbers of ingress replicas."""
 
     min: Annotated[int, Positive] = 1
-    """With which a deployment starts."""
+    """Ingresses at the start of a deployment."""
     max: Annotated[int, Positive] = 1
-    """More come while those that there are have little processor time left. As many as `min`
-    unless said."""
+    """More ingresses start when the running ingresses have little processor time left. The default
+    is `min`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,35 +383,34 @@ class ServerConfig:
     )
 
     host: str = "127.0.0.1"
-    """The address that clients reach. Others than this machine: keys and TLS first."""
+    """The address for clients. For addresses other than loopback, set up keys and TLS first."""
     port: Annotated[int, Port] = 8000
-    """The port that clients reach."""
+    """The port for clients."""
     api_server: ApiServerKind = ApiServerKind.PYTHON
-    """Which of vLLM's API servers stands in front; `rust` is faster and does less: see
-    [frontends](../frontends.md)."""
+    """vLLM's API server; `rust` is faster and supports less: see [frontends](../frontends.md)."""
     listener: ListenerKind = ListenerKind.RAY_SERVE
-    """Whose HAProxy listens there: Ray Serve's, or with `api_server: rust` that of each ingress
-    (`ingress`), which spares a hop: see [frontends](../frontends.md#ingress-listener)."""
+    """The HAProxy that listens for clients: Ray Serve's, or with `api_server: rust` that of each
+    ingress (`ingress`), which saves a hop: see [frontends](../frontends.md#ingress-listener)."""
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
-    """Which groups of routes are open; any other path is 404. See [the API](api.md)."""
+    """Open groups of routes; any other path is 404. See [the API](api.md)."""
     allow: AllowConfig = field(default_factory=AllowConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentConfig:
-    """Everything that `baton up` needs to know."""
+    """Configuration of a deployment."""
 
     version: Annotated[int, Bounds(low=1, high=1)]
-    """Of the format of this file."""
+    """Version of the file format."""
     models: Annotated[Mapping[str, ModelConfig], ModelName]
     pools: Annotated[Mapping[str, PoolConfig], PoolName]
     slo: SloConfig = field(default_factory=SloConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     autoscaler: AutoscalerConfig | None = None
-    """Null: pools keep the replicas that they start with."""
+    """Null: pools keep their initial replicas."""
     tenants: Annotated[Mapping[str, TenantConfig], TenantName] = field(default_factory=dict)
-    """Who is told apart; nobody is when it is empty."""
+    """Tenants by name; empty: all callers are one tenant."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
@@ -421,5 +421,5 @@ class DeploymentConfig:
 
     @property
     def model_name(self) -> str:
-        """The name of the only model; of several, all names: to be shown, not looked up."""
+        """The name of the only model; of several, all names, only for display."""
         return ", ".join(self.models)

@@ -1,4 +1,4 @@
-"""The keys that say what can be seen from outside, and by whom."""
+"""Keys of logs, metrics, traces and the console."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Share = Bounds(low=0, high=1)
 
 
 class LogLevel(StrEnum):
-    """The least important events that are written."""
+    """The lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -25,7 +25,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsConfig:
-    """What is logged."""
+    """Logs."""
 
     NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"prompts": "prompts are never logged, remove it"}
@@ -37,27 +37,27 @@ class LogsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
-    """Where Prometheus asks: the controller's endpoint, which also names every other target."""
+    """Metrics for Prometheus: the controller's endpoint, which also lists all other targets."""
 
     enabled: bool = True
-    """Whether metrics are counted and served at all."""
+    """Whether metrics are counted and served."""
     host: str = "127.0.0.1"
-    """The address of the controller's endpoint."""
+    """Address of the controller's endpoint."""
     port: Annotated[int, Bounds(low=0, high=65535)] = 9400
-    """Of the controller's endpoint; 0: any that is free, see `baton status`."""
+    """Port of the controller's endpoint; 0: any free port, see `baton status`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
-    """Which requests leave a trace, and where it goes."""
+    """Traces of requests, and their destination."""
 
     otlp: str | None = None
     """URL of an OpenTelemetry collector, as `http://collector:4318`, without a name or a password;
-    null: nothing is traced."""
+    null: no traces."""
     sample: Annotated[float, _Share] = 0.01
-    """The share of requests that is traced, besides those whose caller says so."""
+    """Share of requests that are traced, in addition to requests whose caller asks for a trace."""
     keep_slo_misses: bool = True
-    """Whether requests are traced that missed an objective, whatever `sample` says."""
+    """Whether requests that missed an objective are always traced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,12 @@ class ConsoleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservabilityConfig:
-    """What can be seen from outside."""
+    """Logs, metrics, traces and console."""
 
     logs: LogsConfig = field(default_factory=LogsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     token_file: str | None = None
-    """Holds the token that metrics and console ask for, as bearer token or as a password; null:
-    none. Required where `metrics.host` is not this machine alone."""
+    """File with the token of metrics and console, sent as bearer token or as password; null: no
+    token. Required when `metrics.host` is not a loopback address."""

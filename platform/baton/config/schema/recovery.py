@@ -1,4 +1,4 @@
-"""The keys that say when a replica is given up, and how often requests are tried again."""
+"""Keys of replica failures and retries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.control.state.limits import RecoveryOptions
 
 _DEFAULTS = RecoveryOptions()
 
-# A busy replica sends four heartbeats a second; a shorter timeout than two of them is none.
+# A busy replica sends four heartbeats a second; the timeout covers at least two.
 _HeartbeatTimeout = Bounds(low=0.5, high=86_400)
 _OpenDuration = Bounds(low=0.001, high=_DEFAULTS.circuit_breaker.max_open_duration_s)
 _LatencyMultiple = Bounds(low=1.1, high=1_000)
@@ -19,36 +19,37 @@ _LatencyMultiple = Bounds(low=1.1, high=1_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitBreakerConfig:
-    """When a replica that fails gets no requests for a while."""
+    """Circuit breakers, which stop requests to a failing replica for a while."""
 
     failure_threshold: Annotated[int, Positive] = _DEFAULTS.circuit_breaker.failure_threshold
-    """Failures in a row that open a replica's circuit breaker."""
+    """Consecutive failures that open a replica's circuit breaker."""
     open_duration_s: Annotated[float, _OpenDuration] = _DEFAULTS.circuit_breaker.open_duration_s
-    """How long it is open at first; twice as long each time, half a minute at most."""
+    """First duration of the open state; it doubles each time, up to half a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryBudgetConfig:
-    """How many retries there may be, besides a few."""
+    """The retry budget, in addition to a few retries."""
 
     ratio: Annotated[float, Bounds(low=0, high=10)] = _DEFAULTS.retry_budget.ratio
-    """Retries per request that arrives, at most."""
+    """Maximum retries per arriving request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgingConfig:
-    """When a request with a late first token is started again on an idle replica."""
+    """Restarts of requests with a late first token on an idle replica."""
 
     latency_multiple: Annotated[float | None, _LatencyMultiple] = _DEFAULTS.hedging.latency_multiple
-    """How many times the predicted time to the first token has passed; null: never."""
+    """Multiple of the predicted time to first token after which a request is restarted; null:
+    never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig:
-    """What is done about replicas that fail."""
+    """Recovery from replica failures."""
 
     heartbeat_timeout_s: Annotated[float, _HeartbeatTimeout] = _DEFAULTS.heartbeat_timeout_s
-    """How long a busy replica may send nothing before its requests are moved to others."""
+    """Time without a message from a busy replica until its requests move to others."""
     circuit_breaker: CircuitBreakerConfig = field(default_factory=CircuitBreakerConfig)
     retry_budget: RetryBudgetConfig = field(default_factory=RetryBudgetConfig)
     hedging: HedgingConfig = field(default_factory=HedgingConfig)

@@ -1,4 +1,4 @@
-"""The keys that say how requests are placed."""
+"""Keys of placement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPTIONS = PredictedOptions()
 
 
 class Policy(StrEnum):
-    """How replicas are chosen: baton's own way, and plain ones for comparison."""
+    """Placement policies: baton's `predicted`, and plain policies for comparison."""
 
     PREDICTED = "predicted"
     RANDOM = "random"
@@ -31,31 +31,30 @@ MOVED_POLICIES: Final = {
     "llmd": "benchmarks.policies.llmd:LlmdScorers",
     "mooncake": "benchmarks.policies.mooncake:choose_by_conductor",
 }
-"""Names that a configuration may still have, and where those policies are."""
+"""Former names of policies, and their present places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverflowConfig:
-    """How far pools may do each other's work, where `predicted` decides; fractions from 0 to 1."""
+    """Work of the other role that a pool may do, with policy `predicted`; fractions from 0 to 1."""
 
     decode_on_prefill: Annotated[float, Fraction] = _OPTIONS.decode_on_prefill_fraction
-    """Of a prefill replica's places in the batch, for streams that stay where they were
-    prefilled."""
+    """Fraction of a prefill replica's batch for streams that stay where they were prefilled."""
     prefill_on_decode: Annotated[float, Fraction] = _OPTIONS.prefill_on_decode_fraction
-    """Of a decode replica's time, for prompts, where a pace is promised."""
+    """Fraction of a decode replica's time for prompts, when its streams have a TPOT objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """How requests are placed."""
+    """Placement of requests."""
 
     policy: Annotated[str, Pluggable(Policy, MOVED_POLICIES)] = Policy.PREDICTED
-    """A policy's name, or a function of your own that chooses among candidates."""
+    """A policy's name, or your own function that chooses among candidates."""
     index: IndexMode = IndexMode.HYBRID
-    """What tells which replica holds which prefix."""
+    """Sources of the prefix index."""
     disaggregate: Disaggregate = Disaggregate.AUTO
-    """With `random`, `round-robin` and `least-loaded`, `always` unless said: they do not decide
-    about it."""
+    """`always` by default with `random`, `round-robin` and `least-loaded`, which do not support
+    `auto`."""
     overflow: OverflowConfig = field(default_factory=OverflowConfig)
     seed: int = 0
-    """Of what placement draws at random; every coordinator draws its own numbers from it."""
+    """Seed of random choices; each coordinator derives its own numbers from it."""

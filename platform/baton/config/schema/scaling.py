@@ -1,4 +1,4 @@
-"""The keys that say how pools grow and shrink."""
+"""Keys of autoscaling."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ MOVED_POLICIES: Final = {
     "dynamo": "benchmarks.policies.dynamo_planner:DynamoPlanner",
     "wva": "benchmarks.policies.wva:Wva",
 }
-"""Names that a configuration may still have, and where those policies are."""
+"""Former names of policies, and their present places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleUpConfig:
-    """How fast a pool may grow."""
+    """Speed at which a pool may grow."""
 
     cooldown_s: Annotated[float, _Cooldown] = _OPTIONS.scale_up.cooldown_s
-    """Since its last change."""
+    """Since the pool's last change."""
     max_step: Annotated[int, Positive] = _OPTIONS.scale_up.max_step
     """Replicas at a time; half of the pool where that is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDownConfig:
-    """How fast a pool may shrink."""
+    """Speed at which a pool may shrink."""
 
     cooldown_s: Annotated[float, _Cooldown] = _OPTIONS.scale_down.cooldown_s
     """Since the pool's last change."""
     max_step: Annotated[int, Positive] = _OPTIONS.scale_down.max_step
     """Replicas at a time; half of the pool where that is more."""
     headroom: Annotated[float, Bounds(low=0, high=0.9)] = _OPTIONS.scale_down.headroom_fraction
-    """What must be left free afterwards, so that the step need not be taken back."""
+    """Capacity that must stay free after the step, so that it is not undone at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerConfig:
-    """How replicas follow demand, within each pool's `min` and `max`."""
+    """Autoscaling, within each pool's `min` and `max`."""
 
     policy: Annotated[str, Pluggable(ScalingRule, MOVED_POLICIES)] = ScalingRule.SLO
-    """A policy's name, or a function of your own that makes one."""
+    """A policy's name, or your own function that creates one."""
     interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = _OPTIONS.interval_s
     """Between two decisions."""
     gpu_budget: Annotated[float | None, Bounds(low=1)] = _OPTIONS.gpu_budget
-    """GPUs of all pools together, at least those that they start with; a replica without GPUs
+    """GPUs of all pools together, at least those of the initial replicas; a replica without GPUs
     counts one for each of its workers."""
     scale_up: ScaleUpConfig = field(default_factory=ScaleUpConfig)
     scale_down: ScaleDownConfig = field(default_factory=ScaleDownConfig)
     scale_to_zero: bool = _OPTIONS.scale_to_zero
-    """Let pools whose `min` is 0 lose their last replica when nothing is asked for."""
+    """Stop the last replica of pools whose `min` is 0 when there are no requests."""
     dry_run: bool = _OPTIONS.dry_run
-    """Say what would be done, and do nothing."""
+    """Log decisions and change nothing."""

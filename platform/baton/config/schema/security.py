@@ -1,4 +1,4 @@
-"""The keys that say how the front is guarded. Links between processes always are, without any."""
+"""Keys of the front's security. Links between processes are always protected and need no keys."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """How clients reach the front; without a certificate in clear."""
+    """TLS between clients and the front; plain text without a certificate."""
 
     cert_file: str | None = None
     """Certificate and chain, in PEM."""
     key_file: str | None = None
     """The certificate's private key, in PEM and without a password."""
     client_ca_file: str | None = None
-    """Serve those only whose certificate these authorities have signed; `/health` is for all."""
+    """Serve only clients with a certificate that these authorities have signed, except `/health`.
+    """
     required: bool = False
-    """Refuse requests with a key that come from other machines in clear."""
+    """Reject requests with a key that come from other machines in plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
-    """How the front is guarded."""
+    """Security of the front."""
 
     tls: TlsConfig = field(default_factory=TlsConfig)

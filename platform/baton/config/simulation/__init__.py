@@ -1,1 +1,1 @@
-"""The same deployment in virtual time, and what a simulation makes of each key."""
+"""Simulates a configured deployment in virtual time."""

@@ -1,10 +1,9 @@
-"""What a simulation makes of every key: it is modelled, it does not matter, or a report says so.
+"""Treatment of every key in a simulation: modelled, irrelevant, or noted in reports.
 
-Theory of operation. One table has a row for every key of a configuration; a test asks for every key
-of the schema. What is *modelled* reaches the scenario. What is *irrelevant* would change nothing in
-it, and its row says why. Anything else is *noted*: where such a key has another value than its
-default, every report says that this is not simulated, and names the key. Keys of a model's engine
-are judged where its pools have them.
+Theory of operation. One table has a row for every key; a test covers the schema. A *modelled* key
+reaches the scenario. An *irrelevant* key would not change the scenario, and its row has the reason.
+Reports name every *noted* key whose value is not the default, as not simulated. Keys of a model's
+engine are treated where its pools inherit them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from baton.perf.model.engine_arguments import IRRELEVANT_ARGUMENTS
 
 
 class Treatment(StrEnum):
-    """What becomes of a key."""
+    """Treatments of a key."""
 
     MODELLED = "modelled"
     IRRELEVANT = "irrelevant"
@@ -30,36 +29,36 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyTreatment:
-    """What is known of the keys that a pattern names."""
+    """Treatment of the keys of a pattern."""
 
     pattern: str
     treatment: Treatment
     explanation: str = ""
-    """Of a noted key what is not simulated, as a sentence; of an irrelevant one why."""
+    """Noted keys: a sentence about the missing effect. Irrelevant keys: the reason."""
     engine_kind: EngineKind | None = None
-    """Only where a pool's engines are of this kind."""
+    """Only for pools with engines of this kind."""
     accepts_value: Callable[[object], bool] | None = None
     """Only for these values."""
     condition: Callable[[DeploymentConfig], bool] | None = None
-    """Only in such configurations."""
+    """Only in these configurations."""
 
 
 _MAX_SHOWN_KEYS = 4
 _QUANTIZATIONS = ("fp8", "awq", "gptq")
-"""Which schemes of vLLM say how wide weights are; a scheme's name holds one of these."""
+"""Parts of vLLM's quantization names that tell the width of weights."""
 _KV_TYPES = ("auto", "fp8", "int8", "int4", "nvfp4", "bfloat16", "float16", "float32")
-"""What the types of KV blocks begin with whose width is known."""
+"""Prefixes of KV types of known width."""
 
 
 def known_quantization(value: object) -> bool:
-    """Whether it is known how wide weights are that are quantized so."""
+    """Whether the width of weights with this quantization is known."""
     return value is None or any(
         quantization in str(value).lower() for quantization in _QUANTIZATIONS
     )
 
 
 def known_kv_type(value: object) -> bool:
-    """Whether it is known how wide KV blocks of this type are."""
+    """Whether the width of KV blocks of this type is known."""
     return str(value).startswith(_KV_TYPES)
 
 
@@ -259,14 +258,14 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
     KeyTreatment("observability.**", _IRRELEVANT, "watching takes no time that shows"),
     KeyTreatment("security.**", _IRRELEVANT, _BEYOND_INGRESS),
 )
-"""By path, first match; `*` is one name, `**` any number of them."""
+"""By path, first match; `*` is one name, `**` any number of names."""
 
 
 def treatment_of(path: Path, config: DeploymentConfig, value: object) -> KeyTreatment:
-    """What a simulation of this configuration makes of a key with this value.
+    """The treatment of a key with this value in this configuration.
 
     Raises:
-        LookupError: nobody has said; a test asks for every key of the schema.
+        LookupError: no row matches; a test covers every key of the schema.
     """
     pool = config.pools.get(path[1]) if path[0] == "pools" else None
     for row in _TREATMENTS:
@@ -284,7 +283,7 @@ def treatment_of(path: Path, config: DeploymentConfig, value: object) -> KeyTrea
 
 
 def unsimulated_notes(config: DeploymentConfig) -> Iterator[str]:
-    """A sentence for whatever has another value than its default and is not simulated."""
+    """A sentence for each kind of key that has no effect on the simulation."""
     keys_by_explanation: dict[str, list[str]] = {}
     for path, value in non_default_keys(config):
         row = treatment_of(path, config, value)
@@ -299,7 +298,7 @@ def unsimulated_notes(config: DeploymentConfig) -> Iterator[str]:
 
 
 def non_default_keys(config: DeploymentConfig) -> Iterator[tuple[Path, object]]:
-    """Every key that has another value than its default, with that value."""
+    """Every key whose value is not its default, with the value."""
     for path, field, value in each(config):
         if isinstance(field.kind, Free) or field.required or value != field.default:
             yield path, value

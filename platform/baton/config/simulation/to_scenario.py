@@ -1,8 +1,7 @@
-"""From a configuration to the same deployment in virtual time.
+"""Creates a simulated deployment from a configuration.
 
-Placement, limits and index are built from the same keys, by the same functions, as in a deployment
-that serves. Engines are modelled: simulated ones by the times that their configuration states, real
-ones by their accelerator's data sheet and their model's shape.
+Placement, limits and index come from the same functions as in a live deployment. Engines are
+models: simulated engines with their configured times, real engines from data sheet and model shape.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.domain.errors import ConfigInvalid, InsufficientMemory, UnknownAccelerator, UnknownModel
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.config_json import from_config, weights_dtype
 from baton.perf.model.engine_defaults import (
     BLOCK_SIZE_TOKENS,
     GPU_MEMORY_UTILIZATION,
@@ -46,7 +46,7 @@ from baton.perf.model.engine_defaults import (
 )
 from baton.perf.model.known_models import dtype_hint, find_shape
 from baton.perf.model.memory import MemoryFit, fit
-from baton.perf.model.shape import ModelShape, from_config, weights_dtype
+from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch
 from baton.perf.steps.roofline import Roofline
 from baton.policy.placement.port import Placer
@@ -66,19 +66,19 @@ _SCALED_KV_DTYPES = {
     "nvfp4_4over6": Dtype.FP4,
     "nvfp4_ds_mla": Dtype.FP4,
 }
-"""vLLM's types of KV blocks with a scale for each head of a token, or for a few numbers of it. FP8
-with a scale for each head takes what INT8 with one takes."""
+"""vLLM's KV types with a scale for each head of a token, or for groups of numbers. FP8 with a scale
+for each head has the size of INT8 with a scale."""
 _QUANTIZED_DTYPES = frozenset({Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4})
 
 
 @dataclass(frozen=True, slots=True)
 class SimStepTiming:
-    """A `StepTiming`: linear in tokens and requests, square in prompt tokens, as configured."""
+    """A `StepTiming` with configured times, linear except for squares of prompt tokens."""
 
     settings: SimSettings
 
     def step_s(self, batch: StepBatch) -> float:
-        """From the batch being chosen to its tokens being there."""
+        """Seconds of one step."""
         settings = self.settings
         capacity_tokens = settings.kv_blocks * settings.block_size_tokens
         return settings.step_s(
@@ -90,33 +90,33 @@ class SimStepTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SourceShape:
-    """A model's shape, and how its weights are stored as far as its source tells."""
+    """A model's shape, and the storage type of its weights; None when the source does not tell."""
 
     shape: ModelShape
     weights: Dtype | None = None
 
 
 class CannotModel(ConfigInvalid):
-    """A configuration that may well serve, but whose engines cannot be modelled; all reasons."""
+    """A configuration that may be valid, but whose engines cannot be modelled; with all reasons."""
 
     remedy = "correct these keys, as with --set, or give the model's config.json (--model-config)"
 
     @property
     def why(self) -> str:
-        """One reason a line."""
+        """The reasons, one per line."""
         return str(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedDeployment:
-    """A deployment that can be simulated, and what a reader must know of it."""
+    """A simulated deployment, and facts that its reports state."""
 
     scenario: Scenario
     devices: int
-    """GPUs of all pools as they start, or engines where they are simulated ones."""
+    """Initial GPUs of all pools, or engines when they are simulated."""
     device: str
     pools: dict[str, str] = field(default_factory=dict)
-    """What each pool is, in words."""
+    """Description of each pool."""
     notes: tuple[str, ...] = ()
 
 
@@ -128,21 +128,22 @@ def to_scenario(
     scheduled_events: tuple[ScheduledEvent, ...] = (),
     cold_start_s: float | None = None,
 ) -> SimulatedDeployment:
-    """The deployment as it is when `baton up` has started it, and what happens to it.
+    """The deployment in its state after `baton up`, with scheduled events.
 
-    `model_config` is the model's `config.json`, where its source is no folder and its name unknown;
-    `cold_start_s` is how long a replica takes that an autoscaler starts, a minute unless given.
+    `model_config` is the model's `config.json`, for a source that is neither a folder nor a known
+    name. `cold_start_s` is the start time of a replica that the autoscaler adds; the default is a
+    minute.
 
     Raises:
-        CannotModel: no accelerator is named, the model's shape is not known, or it does not fit.
-        ConfigInvalid: the user's own policy cannot be loaded.
+        CannotModel: no accelerator is given, the model's shape is unknown, or it does not fit.
+        ConfigInvalid: the user's policy cannot be loaded.
     """
     if len(config.models) > 1:
         names = ", ".join(config.models)
         raise CannotModel((f"models: got {names}, expected one: simulate one after the other",))
     engine_models = _engine_models(config, model_config)
     options = autoscaler_options(config)
-    build_placer(config, router_rng(config, "simulated"))  # a policy that cannot be loaded, now
+    build_placer(config, router_rng(config, "simulated"))  # raises now if it cannot be loaded
     kinds = {pool.engine.kind for pool in config.pools.values()}
     workers = [pool.replicas.initial * pool.parallel.workers for pool in config.pools.values()]
     return SimulatedDeployment(
@@ -163,7 +164,7 @@ def to_scenario(
             index=index_options(config),
             limits=coordinator_limits(config),
             rules=service_rules(config),
-            priors={},  # a deployment has none: how long its engines take it learns from reports
+            priors={},  # as in a live deployment, which learns from reports
             seed=seed,
             scheduled_events=scheduled_events,
             model=config.model_name,
@@ -186,7 +187,7 @@ class _EngineModel:
 
 
 def _placer_factory(config: DeploymentConfig) -> Callable[[], Placer]:
-    """Each coordinator's own, in order; they draw as those of a deployment would."""
+    """A new policy for each coordinator, in order, with random numbers as in a live deployment."""
     coordinator_numbers = count()
     return lambda: build_placer(
         config, router_rng(config, f"simulated-{next(coordinator_numbers)}")
@@ -196,14 +197,14 @@ def _placer_factory(config: DeploymentConfig) -> Callable[[], Placer]:
 def _autoscaler_factory(
     config: DeploymentConfig, options: AutoscalerOptions
 ) -> Callable[[], Autoscaler]:
-    """One for each run. A policy of the user's own that cannot be loaded says so now."""
+    """A new autoscaler for each run; a policy that cannot be loaded raises now."""
     rule = scaling_policy_name(config)
     make_scaling_policy(rule, options)
     return lambda: Autoscaler(make_scaling_policy(rule, options), options)
 
 
 def _engine_models(config: DeploymentConfig, model_config: Path | None) -> dict[str, _EngineModel]:
-    """Each pool's engine; everything that is wrong is said at once."""
+    """The engine of each pool; raises all errors together."""
     findings: list[str] = []
     models: dict[str, _EngineModel] = {}
     shape = _model_shape(config, model_config, findings)
@@ -262,7 +263,7 @@ def _sim_engine(engine: EngineConfig, model: ModelConfig, transfer: TransferConf
 def _vllm_engine(
     config: DeploymentConfig, name: str, source_shape: _SourceShape | None, findings: list[str]
 ) -> _EngineModel | None:
-    """The engine of a pool; None when something is missing, which is then among the findings."""
+    """The engine of a pool; None after an error, which is added to the findings."""
     pool = config.pools[name]
     device = _device(pool, f"pools.{name}.resources.accelerator", findings)
     budget_error = None if device is None else _step_budget_error(pool.engine, device)
@@ -295,7 +296,7 @@ def _device(pool: PoolConfig, key: str, findings: list[str]) -> Accelerator | No
 
 
 def _step_budget_error(engine: EngineConfig, device: Accelerator) -> str | None:
-    """Why the budget beside streams cannot be; of bounds that are set, the configuration knows."""
+    """The error of the budget beside streams, where vLLM's defaults bound it."""
     tokens, (max_seqs, max_tokens) = (
         engine.max_num_batched_tokens_while_decoding,
         batch_limits(engine, gpu_batch_defaults(device)),
@@ -355,7 +356,7 @@ def _model_engine(
 
 
 def _weights_dtype(engine: EngineConfig, stored_dtype: Dtype | None) -> Dtype:
-    """How weights are held: as quantized, else as the configuration says, else as they are."""
+    """Type of weights: of the quantization, else stored, else configured."""
     quantization = str(engine.extra.get("quantization", "")).lower()
     if "fp8" in quantization:
         return Dtype.FP8
@@ -367,7 +368,7 @@ def _weights_dtype(engine: EngineConfig, stored_dtype: Dtype | None) -> Dtype:
 
 
 def _kv_dtype(engine: EngineConfig) -> Dtype:
-    """With `auto`, vLLM takes the type of activations: 16 bits, also where weights are narrower."""
+    """With `auto`, vLLM uses the type of activations: 16 bits even for narrower weights."""
     kv_cache_dtype = str(engine.extra.get("kv_cache_dtype", "auto"))
     if (scaled_dtype := _SCALED_KV_DTYPES.get(kv_cache_dtype)) is not None:
         return scaled_dtype
@@ -394,7 +395,7 @@ def _to_perf_dtype(dtype: ModelDtype) -> Dtype | None:
 
 
 def _kv_blocks(memory_fit: MemoryFit, engine: EngineConfig, block_tokens: int) -> int:
-    """Of the whole replica: what memory leaves, or the share of it that was asked for."""
+    """KV blocks of the replica: all memory that remains, or the configured part of it."""
     blocks = memory_fit.kv_blocks(block_tokens)
     if engine.kv_cache_bytes is None:
         return blocks
@@ -423,10 +424,10 @@ def _notes(config: DeploymentConfig) -> Iterable[str]:
 
 
 def load_shape(source: str, config_file: Path | None = None) -> _SourceShape:
-    """The shape of a model by its source (a hub id or a folder), or by a file that says it.
+    """The shape of a model by its source (a hub id or a folder) or by a `config.json`.
 
     Raises:
-        UnknownModel: the name is not known, or the file is none or says too little.
+        UnknownModel: the name is unknown, or the file is not readable or incomplete.
     """
     if config_file is None and (file := Path(source) / "config.json").is_file():
         config_file = file

@@ -1,1 +1,1 @@
-"""Configurations back to YAML, and the schema as JSON Schema."""
+"""Writes configurations as YAML, and the schema as JSON Schema."""

@@ -18,7 +18,7 @@ from baton.config.schema.deployment import DeploymentConfig, ModelConfig
 def json_schema() -> Json:
     """JSON Schema (draft 2020-12) of a configuration file.
 
-    What pools take from their model is not required here, and checks between keys are not made.
+    Keys that pools inherit from their model are optional, and there are no checks between keys.
     """
     root = _section(DeploymentConfig)
     properties = root["properties"]
@@ -42,7 +42,7 @@ def _section(section_type: type) -> Json:
         "type": "object",
         "properties": _properties(section_type),
         "additionalProperties": False,
-        # The model of a pool may be left out when there is only one.
+        # The model of a pool is optional when there is only one.
         "required": [key for key in required if key != "model"],
     }
 
@@ -73,5 +73,5 @@ def _value(field: Field) -> Json:
         case scalar_type:
             value = scalar_type.json_schema()
             return {"anyOf": [value, {"type": "null"}]} if field.optional else value
-    # A section whose keys are all commented out is read as an empty one.
+    # A section whose keys are all commented out is empty.
     return {"anyOf": [value, {"type": "null"}]}

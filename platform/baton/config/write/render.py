@@ -1,4 +1,4 @@
-"""A configuration back to YAML: every key, as loading it again would read it."""
+"""Writes a configuration as YAML with every key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from baton.config.language.tree import Path, format_path, is_secret_name, is_vll
 from baton.config.schema.deployment import DeploymentConfig
 
 _PLAIN_SCALAR = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+(?:/[a-z]+)?")
-# JSON leaves these unescaped, YAML does not read them as they are.
+# JSON does not escape these, and YAML cannot read them unescaped.
 _UNSAFE_CHARACTERS = re.compile("[\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 REDACTED = "(not shown)"
@@ -34,9 +34,9 @@ def render(config: DeploymentConfig) -> str:
 
 
 def render_redacted(config: DeploymentConfig) -> str:
-    """As `render`, for whoever looks: raw engine arguments that may be secrets are not shown.
+    """As `render`, for display: raw engine arguments that may be secrets are not shown.
 
-    Elsewhere secrets cannot be written but as the name of a variable or a file.
+    Other keys hold only the name of a secret's variable or file.
     """
     return "\n".join(_lines(_redact_secrets(to_plain(config), ()), 0)) + "\n"
 
@@ -55,7 +55,7 @@ def _redact_secrets(values: PlainMapping, path: Path) -> dict[str, object]:
 
 
 def to_plain(section: object) -> dict[str, object]:
-    """A section as plain JSON values under its keys in the file."""
+    """A section as plain JSON values, by key in the file."""
     return {
         key: plain_value(field, getattr(section, field.attribute))
         for key, field in fields_of(type(section)).items()
@@ -63,7 +63,7 @@ def to_plain(section: object) -> dict[str, object]:
 
 
 def origin_lines(config: DeploymentConfig, origins: Mapping[str, str]) -> Iterator[str]:
-    """Each key with its value and where that came from: `server.port: 8000  # default`."""
+    """Each key with its value and origin: `server.port: 8000  # default`."""
     for path, value in _leaves(to_plain(config), ()):
         yield (
             f"{format_path(path)}: {format_flow(value)}  #"

@@ -1,4 +1,4 @@
-"""From a plan to a configuration that a deployment can be started with."""
+"""Writes a plan as a configuration with which a deployment can start."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from baton.planner.shapes.fleets import PlannedPool
 from baton.planner.verify import DISAGGREGATE
 
 _REPLICA_CPUS = 4
-"""Of one replica: an engine's processes beside its GPUs."""
+"""For the processes of one replica's engine."""
 _DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP16: "float16", Dtype.FP32: "float32"}
 _ONLINE_QUANTIZATION = frozenset({Dtype.FP8})
-"""What vLLM can quantize weights to while it loads them, from wider ones."""
+"""Types to which vLLM can quantize wider weights while it loads them."""
 _CONFIG_JSON = "config.json"
 _DEFAULT_CLASS = "default"
-"""What the class of all requests is called, which has a key of its own."""
+"""Name of the class of all other requests, which has its own key."""
 _RAY_NAMES = frozenset(
     {"A10", "A100", "A800", "B200", "B300", "GB200", "H100", "H20", "H200", "H800", "L4", "L40S"}
 )
-"""What Ray calls accelerators: the model's number in what the driver says.
-Source: ray 2.60, ray/_private/accelerators/nvidia_gpu.py."""
+"""Ray's names of accelerators: the model number in the driver's name. Source: ray 2.60,
+ray/_private/accelerators/nvidia_gpu.py."""
 
 
 def render_plan(
@@ -38,17 +38,17 @@ def render_plan(
     """The YAML of a candidate's fleet, for the model at `source` with weights of `stored_dtype`.
 
     Raises:
-        OperatorError: no configuration can say it.
+        OperatorError: no configuration can express it.
     """
     check_writable(plan.question, source=source, stored_dtype=stored_dtype)
     return "\n".join(_lines(plan, candidate, source=source, stored_dtype=stored_dtype)) + "\n"
 
 
 def check_writable(question: PlanningProblem, *, source: str, stored_dtype: Dtype | None) -> None:
-    """Whether what is found for a question can be written as a configuration.
+    """Check that a configuration can express plans for this question.
 
     Raises:
-        OperatorError: it cannot: the types of its numbers, its model's path or a class' name.
+        OperatorError: it cannot: types of numbers, path of the model, or name of a class.
     """
     _check_weights(question.weights_dtype, stored_dtype)
     _check_kv(question.weights_dtype, question.kv_dtype)
@@ -81,7 +81,7 @@ def _check_weights(weights: Dtype, stored_dtype: Dtype | None) -> None:
 
 
 def _check_kv(weights: Dtype, kv: Dtype) -> None:
-    # Not told otherwise, vLLM keeps KV in the type of activations: 16 bits beside narrow weights.
+    # By default vLLM stores KV in the type of activations: 16 bits with narrow weights.
     activation_dtype = weights if weights in _DTYPES else Dtype.BF16
     if kv is not Dtype.FP8 and DTYPE_BYTES[kv] != DTYPE_BYTES[activation_dtype]:
         raise OperatorError(
@@ -135,7 +135,7 @@ def _lines(
 
 
 def _ambiguous_accelerators(pools: Sequence[PlannedPool]) -> Iterator[str]:
-    """A remark about each whose name in the configuration is that of another one, too."""
+    """A comment for each accelerator whose name in Ray also means another."""
     for name, instance in {
         pool.engine_shape.accelerator.name: pool.engine_shape for pool in pools
     }.items():
@@ -149,14 +149,14 @@ def _ambiguous_accelerators(pools: Sequence[PlannedPool]) -> Iterator[str]:
 
 
 def _model_folder(source: str) -> str:
-    """Of a model that was given as the path of its `config.json`; any other source as it is."""
+    """The folder of a `config.json`; any other source unchanged."""
     path = Path(source)
-    # From the root: `.` is the name of no model.
+    # Absolute, because `.` is not a model's name.
     return str(path.absolute().parent) if path.is_file() else source
 
 
 def _slo_lines(classes: Sequence[SloClass]) -> Iterator[str]:
-    """What the plan was made for: the deployment admits by it, and scales itself to keep it."""
+    """The plan's objectives, by which the deployment admits and scales."""
     objectives = {class_.name: _format_objectives(class_) for class_ in classes}
     default = objectives.pop(None, "{}")
     if default != "{}" or objectives:
@@ -170,7 +170,7 @@ def _slo_lines(classes: Sequence[SloClass]) -> Iterator[str]:
 
 
 def _format_objectives(slo_class: SloClass) -> str:
-    """Its objectives, and the share of requests that is to meet them."""
+    """Objectives of a class, and the share of requests that must meet these."""
     limits = {"ttft": slo_class.objectives.ttft_s, "tpot": slo_class.objectives.tpot_s}
     fields = [
         f"{name}: {format_quantity(limit, Unit.SECONDS)}"
@@ -205,6 +205,6 @@ def _pool_lines(pool: PlannedPool) -> Iterator[str]:
 
 
 def ray_accelerator_name(accelerator: Accelerator) -> str | None:
-    """What Ray calls it; None where that is not known, or where it is none."""
+    """Ray's name of it; None when unknown, or for CPUs."""
     base_name = accelerator.name.split("_")[0].upper()
     return base_name if base_name in _RAY_NAMES else None

@@ -1,1 +1,1 @@
-"""What one replica can carry."""
+"""Capacity of a replica, and requests in a closed loop."""

@@ -1,18 +1,18 @@
-"""What one replica can carry, and how many it takes so that the tail is served, not just the mean.
+"""Capacity of a replica, and the replicas that serve the tail and not just the mean.
 
-Theory of operation. Two capacities come from an engine's timing: prompt tokens a second of a
-replica that only prefills, and generated tokens a second of one that only decodes, with as many
-streams as still meet the objective. Dividing demand by capacity gives *loads*, in replicas'
-worth: what would just do if nothing fluctuated. How many it takes in truth depends on chance:
+Theory of operation. An engine's timing gives two capacities. One is the prompt tokens per second of
+a replica that only prefills. The other is the generated tokens per second of a replica that only
+decodes, with as many streams as meet the objective. Demand over capacity is the *load*, in
+replicas: enough without any variation. Variation adds to it:
 
-- Prompts queue. `n` replicas that share arrivals well are an M/G/n queue; its wait exceeds t with
-  probability C(n, load) * exp(-(n - load) * t / (K * service)), where C is the probability that
-  all are busy and K = (ca^2 + cs^2) / 2 counts how irregular arrivals and prompts are. The need is
-  the least n for which too long a wait is rare enough. Large pools run fuller than small ones.
-- Streams do not queue: they crowd. With arrivals at random the number of streams at a moment is
-  Poisson, however their lengths are distributed, so a quantile of that many must fit.
+- Prompts queue. `n` replicas that share arrivals well are an M/G/n queue. Its wait exceeds t with
+  probability C(n, load) * exp(-(n - load) * t / (K * service)). C is the probability that all are
+  busy; K = (ca^2 + cs^2) / 2 is the variability of arrivals and prompts. The need is the least n
+  with few enough long waits. Large pools reach higher utilization than small pools.
+- Streams do not queue, they share steps. With random arrivals the number of streams is Poisson
+  for any distribution of lengths, so a quantile of it must fit.
 
-Both needs are real numbers, go up with the load, and are rounded up by whoever starts replicas.
+Both needs are real numbers and increase with the load; the caller rounds up.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from baton.perf.timing import EngineTiming
 
 _MAX_STREAMS = 4096
 _MIN_REPLICAS = 1e-9
-"""Of a replica: who asks for anything needs more than nothing."""
+"""Any demand needs more than nothing."""
 _MAX_UTILIZATION = 0.85
-"""How full a pool may run for which no objective is given: where the mean wait of a queue with one
-server is about six services, and rises steeply beyond."""
+"""Of a pool without an objective. The mean wait of a queue with one server is about six services
+here, and rises steeply beyond."""
 
 
 def prefill_tokens_per_s(timing: EngineTiming, *, mean_uncached_tokens: float) -> float:
-    """Prompt tokens that a replica computes a second, prompts of such a size one after another."""
+    """Prompt tokens per second of a replica that computes prompts of this size in sequence."""
     tokens = max(1, round(mean_uncached_tokens))
     return tokens / max(timing.prefill_s(tokens), 1e-9)
 
@@ -45,7 +45,7 @@ def decode_tokens_per_s(
     max_running: int,
     kv_tokens: int | None = None,
 ) -> float:
-    """Tokens that a replica generates a second with `max_decode_streams`."""
+    """Tokens per second that a replica generates with `max_decode_streams`."""
     streams = max_decode_streams(
         timing,
         tpot_s=tpot_s,
@@ -64,10 +64,9 @@ def max_decode_streams(
     max_running: int,
     kv_tokens: int | None = None,
 ) -> int:
-    """The most streams that a replica may have.
+    """The most streams that fit the batch and the KV cache and get a token every `tpot_s`.
 
-    Those are as many as its batch and its KV cache hold, and as still get a token every `tpot_s`;
-    one where even a stream alone does not.
+    At least 1, even where one stream alone misses the objective.
     """
     streams = max(1, min(max_running, _MAX_STREAMS))
     if kv_tokens is not None:
@@ -96,16 +95,16 @@ def _step_s(timing: EngineTiming, streams: int, context_tokens: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variability:
-    """How far from evenly spaced and alike requests are."""
+    """Variability of arrivals and requests."""
 
     arrival_scv: float = 1.0
-    """The squared coefficient of variation of the time between them; 1 for arrivals at random."""
+    """Squared coefficient of variation of interarrival times; 1 for random arrivals."""
     service_scv: float = 1.0
-    """Likewise of the uncached prompts' lengths."""
+    """The same for the lengths of uncached prompts."""
 
     @property
     def wait_factor(self) -> float:
-        """How much longer the wait is than in a queue of arrivals and services at random.
+        """Ratio of the wait to that of random arrivals and services.
 
         Source: A. Allen, Probability, Statistics and Queueing Theory (the Allen-Cunneen
         approximation for GI/G/c); J. Kingman, The single server queue in heavy traffic (1961).
@@ -131,14 +130,14 @@ def required_prefill_replicas(
     max_late_fraction: float,
     variability: Variability = POISSON,
 ) -> float:
-    """Replicas so that no more than a share `max_late_fraction` of prompts waits too long.
+    """Replicas with which at most `max_late_fraction` of prompts wait too long.
 
     Args:
-        load: Replicas' worth of prompts: tokens/s asked for over tokens/s that one computes.
-        service_s: How long a mean prompt takes alone.
-        ttft_s: What is promised; what is left of it after the prompt's own time may be waited.
-            None: nothing is, and the pool is kept from being full.
-        max_late_fraction: Above 0, and less than 1.
+        load: In replicas: demanded tokens/s over tokens/s of one replica.
+        service_s: Time of a mean prompt alone.
+        ttft_s: Objective; it less the prompt's own time may be spent waiting. None: no objective,
+            and a limit on the pool's utilization applies.
+        max_late_fraction: Above 0, less than 1.
         variability: Of arrivals and prompts.
     """
     if load <= 0:
@@ -155,7 +154,7 @@ def required_prefill_replicas(
 
 
 def _fractional_replica(before: float, allowed: float, after: float) -> float:
-    """How much of the last replica it takes, shares falling by the same factor in each part."""
+    """The needed part of the last replica; lateness falls by equal factors in equal parts."""
     if after <= 0:
         return _MIN_REPLICAS
     return max(_MIN_REPLICAS, math.log(before / allowed) / math.log(before / after))
@@ -167,15 +166,15 @@ def required_decode_replicas(
     streams_per_replica: float,
     max_overload_fraction: float,
 ) -> float:
-    """Replicas so that only a share `max_overload_fraction` of the time more streams run than may.
+    """Replicas that have too many streams for at most `max_overload_fraction` of the time.
 
     Args:
-        load: Replicas' worth of streams: tokens/s asked for over what one replica generates.
-        streams_per_replica: With how many it does that.
+        load: In replicas: demanded tokens/s over tokens/s of one replica.
+        streams_per_replica: Streams at that rate.
         max_overload_fraction: Between 0 and 1.
 
-    Source: the number in an M/G/infinity system is Poisson whatever the services (Palm 1943), and
-    Poisson is near normal where many are many.
+    Source: the number in an M/G/infinity system is Poisson for any services (Palm 1943); a Poisson
+    distribution of large mean is nearly normal.
     """
     if load <= 0:
         return 0.0

@@ -1,11 +1,10 @@
-"""Clients that send their next request when the last one ended, on an engine with enough memory.
+"""Closed-loop clients on an engine with enough memory, for comparison with measurements.
 
-Theory of operation. What calibration compares with measured rows. `clients` requests are under
-way at any time; each step decodes for all who run and gives the rest of the token budget to prompts
-in order of arrival. Steps that nothing can change in are taken at once. All times are sums of the
-parts of steps (`StepParts`), so that what comes out says how it depends on each part: as long as
-the order of things stays, times are linear in the factors on parts. Blocks never run out here; the
-simulator's engine is the one that knows of memory.
+Theory of operation. `clients` requests are always in flight. Each step decodes for all running
+requests and gives the rest of the token budget to prompts, in order of arrival. Runs of equal steps
+are computed at once. All times are sums of `StepParts`: while the order of events stays the same,
+results are linear in the factors on parts. Blocks never run out; the simulator's engine models
+memory.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ _ZERO = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class StepPartsTiming(Protocol):
-    """A step's seconds, by part."""
+    """Duration of a step, by part."""
 
     def parts(self, batch: StepBatch) -> StepParts:
-        """They add up to how long the step takes."""
+        """Parts whose sum is the duration of the step."""
         ...
 
 
 class RequestLengths(NamedTuple):
-    """One request."""
+    """Lengths of one request."""
 
     prompt_tokens: int
     output_tokens: int
@@ -41,23 +40,24 @@ class RequestLengths(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """How the engine is loaded."""
+    """Load of the engine, and its limits."""
 
     clients: int
     max_running_requests: int
     max_batched_tokens: int
     think_time_s: float = 0.003
-    """From an answer's last token to the client's next request being there: it misses a step."""
+    """From an answer's last token to the arrival of the client's next request; it misses a step."""
     warm_up_requests: int = 0
-    """The first so many requests are not measured."""
+    """Number of first requests that are not measured."""
     max_prefill_delay_steps: int = 0
-    """New prompts wait for so many decode steps, so that more are computed together ..."""
+    """New prompts wait for at most this number of decode steps, so that more are computed together,
+    """
     prefill_batch_tokens: int = 0
-    """... unless so many tokens of prompts wait already."""
+    """and until this number of prompt tokens waits."""
 
 
 class MeanLatencies(NamedTuple):
-    """Means over the requests, by part."""
+    """Means over requests, by part."""
 
     ttft: StepParts
     tpot: StepParts
@@ -90,10 +90,10 @@ class _State:
 def simulate_closed_loop(
     timing: StepPartsTiming, requests: Sequence[RequestLengths], loop: ClosedLoop
 ) -> MeanLatencies:
-    """Until all requests have ended.
+    """Run until all requests have ended.
 
     Raises:
-        ValueError: there are no more requests than are skipped.
+        ValueError: there are no requests after the warm-up.
     """
     if len(requests) <= loop.warm_up_requests:
         raise ValueError(
@@ -132,7 +132,7 @@ def _step(timing: StepPartsTiming, state: _State, loop: ClosedLoop) -> None:
 
 
 def _is_delaying_prefill(state: _State, loop: ClosedLoop) -> bool:
-    """Whether prompts wait for others to come."""
+    """Whether prompts wait for more prompts."""
     if (
         not state.waiting
         or not state.running
@@ -146,7 +146,7 @@ def _is_delaying_prefill(state: _State, loop: ClosedLoop) -> bool:
 
 
 def _step_limits(state: _State, loop: ClosedLoop, *, is_delaying: bool) -> tuple[float, int]:
-    """Seconds and steps after which something else may have to be done."""
+    """Seconds and steps after which the next decision is due."""
     until_s = state.arriving[0][0] - state.now_s if state.arriving else math.inf
     return (
         until_s,
@@ -155,7 +155,7 @@ def _step_limits(state: _State, loop: ClosedLoop, *, is_delaying: bool) -> tuple
 
 
 def _chunks(state: _State, loop: ClosedLoop) -> list[tuple[_Request, int]]:
-    """What of which prompts is computed in the next step."""
+    """Prompts and their chunk sizes of the next step."""
     free_tokens = loop.max_batched_tokens - len(state.running)
     free_slots = loop.max_running_requests - len(state.running)
     chunks: list[tuple[_Request, int]] = []
@@ -174,7 +174,7 @@ def _timed_steps(
     chunks: list[tuple[_Request, int]],
     limits: tuple[float, int],
 ) -> tuple[int, StepParts]:
-    """How many steps are taken at once, and what they take."""
+    """Number of steps that are taken at once, and their time."""
     running = len(decoding)
     context = sum(request.context_tokens for request in decoding)
     if chunks:
@@ -241,7 +241,7 @@ def _finishes_prompt(request: _Request, chunk: int) -> bool:
     return request.computed_tokens + chunk >= request.lengths.prompt_tokens
 
 
-# Written out: a run adds parts up several times a step.
+# Written out for speed: each step adds parts several times.
 
 
 def _add(left: StepParts, right: StepParts) -> StepParts:

@@ -1,1 +1,1 @@
-"""Timings learned from what engines report."""
+"""Fits of the performance model: to measurements, and to reports of running engines."""

@@ -1,17 +1,18 @@
-"""Fits a few factors of the roofline to what was measured, and says how well that went.
+"""Fits factors of the roofline to measurements, and states the remaining errors.
 
-Theory of operation. Every measured time is predicted as a sum of parts (`StepParts`), and the fit
-is for one factor on each part, plus a fixed time before a first token. What kernels take is the
-devices': all engines share those factors, and an engine that was seen with one model or type only
-brings none of its own to another. What a step and a request cost besides is host code: each engine
-has factors of its own, and as much weight in the fit as any other, however many rows it brings,
-since rows of one sweep err alike. Parts change a little with the factors, so predicting and fitting
-alternate. Each fit is a least-squares one of relative errors, within bounds, held to the factors
-that it started from by a small weight, and robust: errors beyond a few times the usual one weigh
-less. What conditions were seen is remembered; far outside of them a calibrated model refuses to
-answer unless it is told to.
+Theory of operation. Each measured time is predicted as a sum of parts (`StepParts`). The fit finds
+one factor for each part, and a fixed time before a first token.
 
-Rows may be times of requests (`perf.closed_loop`), of kernels, or of steps of a running engine.
+- Kernel times belong to the devices: all engines share those factors. An engine with a single model
+  or type therefore brings no factors of its own to another.
+- Fixed costs of steps and requests belong to host code: each engine has its own factors.
+- Each engine has equal weight, however many rows it has, because rows of one sweep err alike.
+- Parts depend slightly on the factors, so prediction and fit alternate.
+- Each fit is robust, bounded least squares of relative errors, with a small weight on the initial
+  factors.
+- The range of conditions is recorded; far outside it, `Calibration.check` refuses.
+
+Rows are times of requests (`capacity/closed_loop.py`) or of kernels.
 """
 
 from __future__ import annotations
@@ -24,32 +25,27 @@ from statistics import median
 from typing import NamedTuple
 
 from baton.domain.errors import OutOfRange
-from baton.domain.fleet import StepTotals
-from baton.domain.value import evolve
-from baton.perf.capacity.closed_loop import StepPartsTiming
 from baton.perf.fitting.least_squares import CoefficientPrior, solve_bounded
 from baton.perf.hardware.efficiency import Efficiency
-from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.roofline import StepParts
 
 _ROUNDS = 3
-"""Of predicting and fitting; factors move by less than a hundredth in the last."""
+"""Of prediction and fit; factors change by less than a hundredth in the last."""
 _REWEIGHTINGS = 8
 _ROBUST_ERRORS = 2.0
-"""Errors beyond so many medians weigh less, in proportion. Source: Huber (1964), 1.345 standard
-deviations, which are 2 medians of the absolute error of a normal distribution."""
+"""Errors beyond this multiple of the median weigh less, in proportion. Source: Huber (1964), 1.345
+standard deviations, which are 2 medians of the absolute error of a normal distribution."""
 _MAX_EXTRAPOLATION = 2.0
-"""A calibrated model answers up to so many times beyond what was seen."""
+"""A calibrated model answers up to this factor beyond the calibrated conditions."""
 _MAX_FIRST_TOKEN_OVERHEAD_S = 0.02
-"""The most that may lie between an engine's first token and its client, but for queues."""
+"""Upper bound between an engine's first token and its client, without queues."""
 
 
 class MeasurementKind(StrEnum):
-    """What was measured."""
+    """Measured quantities."""
 
     FIRST_TOKEN = "first_token"  # noqa: S105 - not a password
     OUTPUT_TOKEN = "output_token"  # noqa: S105 - not a password
-    STEP = "step"
     KERNEL = "kernel"
 
 
@@ -60,27 +56,27 @@ class Factors(NamedTuple):
     requests: float = 1.0
     gemm: float = 1.0
     gemm_narrow: float = 1.0
-    """Of inputs that are narrower than 16 bits."""
+    """Of inputs narrower than 16 bits."""
     attention: float = 1.0
     communication: float = 1.0
 
 
 _ENGINE_FACTORS = 2
-"""So many of the factors, the first ones, are an engine's own; the time before first tokens is."""
+"""The first factors, and the time before first tokens, belong to an engine."""
 _FACTOR_BOUNDS = Factors(
     step=5.0, requests=10.0, gemm=1.6, gemm_narrow=1.6, attention=2.0, communication=2.5
 )
-"""Each factor stays within this and its inverse: what tables of kernels say is not off by more."""
+"""Each factor stays between this and its inverse, as tables of kernels are no further off."""
 
 
 class Conditions(NamedTuple):
-    """What a row was measured at; what decides whether another is far from it."""
+    """Conditions of a row, which bound extrapolation."""
 
     prompt_tokens: float = 0.0
     context_tokens: float = 0.0
     """Of one request, at its end."""
     requests: float = 0.0
-    """At the same time."""
+    """Concurrent."""
     devices: float = 0.0
 
 
@@ -94,13 +90,13 @@ class Measurement:
     parts: StepParts
     conditions: Conditions
     engine: str = ""
-    """Whose host code it is."""
+    """The engine whose host code ran."""
     narrow: bool = False
-    """Whether its products are of inputs narrower than 16 bits."""
+    """Whether its products have inputs narrower than 16 bits."""
 
 
 class Residual(NamedTuple):
-    """How far off one row is."""
+    """Error of one row."""
 
     name: str
     kind: MeasurementKind
@@ -114,17 +110,17 @@ class Residual(NamedTuple):
 
 
 class ErrorStats(NamedTuple):
-    """Of several rows."""
+    """Errors of several rows."""
 
     rows: int
     mape: float
-    """Mean of the absolute relative errors."""
+    """Mean absolute relative error."""
     bias: float
-    """Mean of the relative errors: above 0, predictions are too long."""
+    """Mean relative error: above 0, predictions are too long."""
 
 
 def error_stats(residuals: Sequence[Residual]) -> ErrorStats:
-    """Over all of them; zeros for none."""
+    """Over all residuals; zeros for none."""
     if not residuals:
         return ErrorStats(0, 0.0, 0.0)
     errors = [residual.error for residual in residuals]
@@ -135,24 +131,24 @@ def error_stats(residuals: Sequence[Residual]) -> ErrorStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What a fit has found."""
+    """Result of a fit."""
 
     efficiency: Efficiency
     first_token_overhead_s: float
-    """Between an engine's first token and its client: what no step accounts for."""
+    """Between an engine's first token and its client, outside all steps."""
     residuals: tuple[Residual, ...]
     min_conditions: Conditions
     max_conditions: Conditions
 
     def error(self, kind: MeasurementKind) -> ErrorStats:
-        """Of the rows of a kind, which it was fitted to."""
+        """Over the fitted rows of a kind."""
         return error_stats([residual for residual in self.residuals if residual.kind is kind])
 
     def check(self, conditions: Conditions, subject: str) -> None:
-        """Accept what is within twice the range that was seen.
+        """Accept conditions within a factor of two of the calibrated range.
 
         Raises:
-            OutOfRange: it is not.
+            OutOfRange: the conditions are outside it.
         """
         for name, value, low, high in zip(
             Conditions._fields, conditions, self.min_conditions, self.max_conditions, strict=True
@@ -168,11 +164,11 @@ class Calibration:
 
 Predict = Callable[[Efficiency], Sequence[Measurement]]
 PredictAll = Callable[[Mapping[str, Efficiency]], Sequence[Measurement]]
-"""By engine; each observation names its own."""
+"""By engine; each measurement names its own."""
 
 
 def calibrate(predict: Predict, initial: Efficiency) -> Calibration:
-    """Fit factors to what `predict` makes of all measured rows of one engine at some efficiency.
+    """Fit factors to all measured rows of one engine; `predict` gives these for an efficiency.
 
     Raises:
         ValueError: there are no rows.
@@ -183,12 +179,10 @@ def calibrate(predict: Predict, initial: Efficiency) -> Calibration:
 def calibrate_jointly(
     predict: PredictAll, initial: Mapping[str, Efficiency]
 ) -> dict[str, Calibration]:
-    """Fit factors to what `predict` makes of all measured rows of several engines.
-
-    `initial` is where each begins, by engine.
+    """Fit factors to the rows of several engines; `initial` is the start of each, by engine.
 
     Raises:
-        ValueError: there are no rows of an engine.
+        ValueError: an engine has no rows.
     """
     efficiencies, first_token_overhead_s = dict(initial), dict.fromkeys(initial, 0.0)
     for _ in range(_ROUNDS):
@@ -245,14 +239,14 @@ def scale_efficiency(efficiency: Efficiency, factors: Factors) -> Efficiency:
 
 
 def factors_between(start: Efficiency, end: Efficiency) -> Factors:
-    """Those that make `end` of `start`."""
+    """The factors from `start` to `end`."""
     return Factors(
-        end.step_s / start.step_s,
-        end.request_s / start.request_s,
-        end.gemm / start.gemm,
-        end.gemm_narrow / start.gemm_narrow,
-        end.attention / start.attention,
-        end.communication / start.communication,
+        step=end.step_s / start.step_s,
+        requests=end.request_s / start.request_s,
+        gemm=end.gemm / start.gemm,
+        gemm_narrow=end.gemm_narrow / start.gemm_narrow,
+        attention=end.attention / start.attention,
+        communication=end.communication / start.communication,
     )
 
 
@@ -261,10 +255,9 @@ def fit_factors(
 ) -> dict[str, tuple[Factors, float]]:
     """The factors on the parts of all rows, and the time before first tokens, by engine.
 
-    `applied_factors` is what the parts have been multiplied with already: bounds are for both
-    together.
+    The parts already contain `applied_factors`; bounds are for the product of both.
     """
-    # Divided by the larger of the two, a row that is far too short does not outweigh all others.
+    # Relative to the larger of both, a row with a far too short measured time does not dominate.
     sizes = [max(row.measured_s, sum(row.parts)) for row in rows]
     relative_rows = [
         [x / size for x in _columns(row, tuple(applied_factors))]
@@ -297,7 +290,7 @@ _SHARED_FACTORS = len(Factors._fields) - _ENGINE_FACTORS
 
 
 def _columns(row: Measurement, engines: Sequence[str]) -> list[float]:
-    """A row's parts in the order of unknowns: those of kernels, then each engine's own."""
+    """A row's parts in the order of unknowns: kernels, then each engine's own."""
     parts = row.parts
     products = (0.0, parts.gemm_s) if row.narrow else (parts.gemm_s, 0.0)
     columns = [*products, parts.attention_s, parts.wire_s]
@@ -347,33 +340,3 @@ def _residual(row: Measurement, first_token_overhead_s: float) -> Residual:
     if row.kind is MeasurementKind.FIRST_TOKEN:
         predicted_s += first_token_overhead_s
     return Residual(row.name, row.kind, row.measured_s, predicted_s)
-
-
-def estimate_step_parts(timing: StepPartsTiming, totals: StepTotals) -> StepParts:
-    """What the steps between two reports of a running engine take, by part.
-
-    Of the steps only totals are known: each is taken to be like the mean of those of its sort, that
-    prompts share their steps with decodes as far as there are any, and that chunks begin prompts.
-    """
-    mixed_steps = min(totals.prefill_steps, totals.decode_steps)
-    chunk = round(totals.prefill_tokens / totals.prefill_steps) if totals.prefill_steps else 0
-    requests = round(totals.decode_tokens / totals.decode_steps) if totals.decode_steps else 0
-    context = round(totals.context_tokens / totals.decode_steps) if totals.decode_steps else 0
-    prefill = StepBatch(
-        prefill_tokens=chunk,
-        prefill_requests=1,
-        prefill_pairs=attention_pairs(chunk, 0),
-        finished_prefills=1,
-    )
-    decode = StepBatch(decode_requests=requests, decode_context_tokens=context)
-    mixed = evolve(prefill, decode_requests=requests, decode_context_tokens=context)
-    step_groups = (
-        (mixed_steps, mixed),
-        (totals.prefill_steps - mixed_steps, prefill),
-        (totals.decode_steps - mixed_steps, decode),
-    )
-    total = [0.0] * len(StepParts._fields)
-    for steps, batch in step_groups:
-        if steps:
-            total = [t + steps * p for t, p in zip(total, timing.parts(batch), strict=True)]
-    return StepParts(*total)

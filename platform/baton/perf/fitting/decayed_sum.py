@@ -1,4 +1,4 @@
-"""A sum that forgets: what happened `time_constant_s` ago counts for 1/e of what happens now."""
+"""Sum with exponential decay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from math import exp
 
 
 class DecayedSum:
-    """At a steady rate of r per second it comes to r x `time_constant_s`."""
+    """Events of `time_constant_s` ago count for 1/e.
+
+    At a steady rate of r per second, the sum is r x `time_constant_s`.
+    """
 
     def __init__(self, time_constant_s: float) -> None:
         self.time_constant_s = time_constant_s
@@ -14,12 +17,12 @@ class DecayedSum:
         self._at_s = 0.0
 
     def add(self, amount: float, at_s: float) -> None:
-        """Something happened; what is told late counts as if it had happened at the latest time."""
+        """Add an event; an event older than the latest counts as of the latest time."""
         self._sum = self.value(at_s) + amount
         self._at_s = max(at_s, self._at_s)
 
     def value(self, at_s: float) -> float:
-        """What it comes to."""
+        """The decayed sum at a time."""
         elapsed_s = at_s - self._at_s
         return (
             self._sum * exp(-elapsed_s / self.time_constant_s)
@@ -28,5 +31,5 @@ class DecayedSum:
         )
 
     def rate(self, at_s: float) -> float:
-        """How much per second, on average over its memory."""
+        """Amount per second, averaged over the decay."""
         return self.value(at_s) / self.time_constant_s

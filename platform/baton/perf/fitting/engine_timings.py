@@ -1,27 +1,22 @@
-"""What coordinators have learned of how long engines take: one fit for each pool.
+"""Durations of engines as a coordinator learns them: one fit per pool.
 
-Theory of operation. Replicas of a pool are of one shape, so their reports teach one fit. Reports
-carry totals since the replica started; what is learned from is the difference to the replica's last
-report, so lost reports do no harm, a first report only sets the base, and totals that went back
-(the engine restarted) set it anew. Until a pool has been seen for a few reports its prior stands.
-`of` is two dictionary look-ups, for placement asks it for every candidate. A pool with a prior of
-its own (a model of its hardware) keeps that, and only a factor on top of it is learned.
+Theory of operation. Replicas of a pool have one shape, so their reports train one fit. Reports
+carry totals since the replica's start. The fit learns from the difference to the replica's last
+report, so lost reports do no harm. A first report, or totals that decrease (an engine restart),
+only set the base. A pool keeps its prior for its first reports. For a pool with a model of its
+hardware, only a factor on that model is learned. `of` must stay two dictionary look-ups: placement
+calls it per candidate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import exp
 from operator import sub
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
-from baton.perf.fitting.corrected_timing import (
-    CachedTiming,
-    CorrectedTiming,
-    CorrectionFactor,
-    predicted_busy_s,
-)
 from baton.perf.fitting.least_squares import CoefficientPrior, LeastSquares
 from baton.perf.steps.step_costs import HOST_BYTES_PER_S, PRIOR_COSTS, FittedTiming, StepCosts
 from baton.perf.timing import EngineTiming, decode_delay_s
@@ -35,44 +30,52 @@ _CONTEXT_TOKEN_BOUNDS_S = (1e-12, 1e-4)
 _TTFT_MEMORY = 100
 _MIN_TTFT_S = 1e-3
 _PRIOR_FRACTION = 0.5
-"""Of `max_tokens`, before anything was seen: clients allow for more than they expect."""
+"""Of `max_tokens`, before any request: clients allow more tokens than they expect,"""
 _PRIOR_MAX_TOKENS = 512.0
-"""... but a limit of a hundred thousand says nothing. Source: means of 200 to 500 output tokens in
-published chat traces (BurstGPT, Azure LLM inference 2023)."""
+"""up to this limit. Source: means of 200 to 500 output tokens in published chat traces (BurstGPT,
+Azure LLM inference 2023)."""
 _PRIOR_REQUESTS = 4
 _MIN_SEEN_REQUESTS = 20
-"""By then five in six of what counts was seen."""
+"""With these, five in six of the counted requests are real."""
 _MEMORY_REQUESTS = 200
 HORIZON_S = 3.0
 """About the life of a stream: 200 tokens of 15 ms each."""
 _MAX_SHARE = 0.95
-"""Who computes nothing but prompts decodes at a twentieth of its pace, rather than never."""
+"""A replica that computes only prompts still decodes at a twentieth of its pace."""
+_MEMORY_REPORTS = 128.0
+_PRIOR_BUSY_S = 1.0
+_MIN_FACTOR, _MAX_FACTOR = 0.25, 4.0
+_CACHE_SIZE = 4096
+"""Answers per method."""
+_PROBE_TOKENS = 1024
+"""Costs per token are differences between this number and twice it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingQuality:
-    """How well a pool's timing is known."""
+    """Quality of a pool's timing."""
 
     pool: str
     costs: StepCosts
     reports: int
-    """Differences learned from."""
+    """Differences that the fit learned from."""
     clipped_reports: int
-    """Those among them that were too far off to be believed as they were."""
+    """Learned reports whose residual was clipped."""
     rejected_reports: int
-    """Meaningless ones; nothing was learned from them."""
+    """Invalid reports; nothing was learned from these."""
     step_error: float
-    """The usual relative error of a report's predicted busy time."""
+    """Usual relative error of a report's predicted busy time."""
     ttft_count: int
-    """Requests whose time to first token was compared with what was predicted."""
+    """Requests whose actual and predicted TTFT were compared."""
     ttft_error: float
-    """Mean of |predicted - actual| / actual, recent ones weighing more; 0 before the first."""
+    """Mean of |predicted - actual| / actual, weighted towards recent requests; 0 before the first.
+    """
     ttft_bias: float
     """Mean of (predicted - actual) / actual: above 0, predictions are too long."""
 
 
 class EngineTimings:
-    """What is known of how long engines take; `Timings` of placement."""
+    """Learned durations of all pools; `Timings` of placement."""
 
     def __init__(
         self,
@@ -80,51 +83,48 @@ class EngineTimings:
         *,
         host_bytes_per_s: float = HOST_BYTES_PER_S,
     ) -> None:
-        """Begin with what is believed of some pools, by name."""
+        """Start with models of some pools, by name."""
         self._priors = dict(priors or {})
         self._host_bytes_per_s = host_bytes_per_s
         self._pools: dict[str, _FittedPool | _ModelledPool] = {}
         self._last_totals: dict[str, StepTotals] = {}
         self._prefill_shares: dict[str, PrefillShare] = {}
         self._stream_contexts: dict[str, float] = {}
-        """By replica: tokens that a stream attended to, between its last two reports of any."""
+        """By replica: tokens that a stream attended to, between the last two reports with steps."""
         self._output_lengths = OutputLengths()
 
     # ---------------------------------------------------------------- asked by placement
 
     def of(self, view: ReplicaView) -> EngineTiming:
-        """How long this replica takes."""
+        """The timing of this replica's engine."""
         pool = self._pools.get(view.facts.pool)
         return (pool or self._pool(view.facts)).timing
 
     def has_prefill_estimate(self, pool: str) -> bool:
-        """Whether what prompts take there is more than a round figure: modelled, or seen."""
+        """Whether prefill times of the pool are modelled or learned, not the default prior."""
         fitted_pool = self._pools.get(pool)
         return pool in self._priors if fitted_pool is None else fitted_pool.has_prefill_estimate
 
     def has_decode_estimate(self, pool: str) -> bool:
-        """Whether what decoding takes there is more than a round figure: modelled, or seen."""
+        """Whether decode times of the pool are modelled or learned, not the default prior."""
         fitted_pool = self._pools.get(pool)
         return pool in self._priors if fitted_pool is None else fitted_pool.has_decode_estimate
 
     def prefill_time_fraction(self, view: ReplicaView, now_s: float) -> float:
-        """What share of its time a replica spends on prompts, while streams wait for it."""
+        """Share of its time that a replica spends on prompts while streams wait."""
         share = self._prefill_shares.get(view.facts.replica_id)
         return 0.0 if share is None else share.share(self.of(view), now_s)
 
     def stream_context(self, view: ReplicaView) -> float | None:
-        """How many tokens each stream on this replica attended to of late; None: it does not say.
-
-        Engines that know it say it of every step.
-        """
+        """Recent tokens that each stream on this replica attended to; None: not reported."""
         return self._stream_contexts.get(view.facts.replica_id)
 
     def expected_output_tokens(self, max_tokens: int) -> float:
-        """How many tokens a request that may generate `max_tokens` will generate, on average."""
+        """Mean output tokens of a request that may generate `max_tokens`."""
         return self._output_lengths.expected(max_tokens)
 
     def has_output_estimate(self, max_tokens: int) -> bool:
-        """Whether that was learned, rather than assumed."""
+        """Whether that mean is learned rather than assumed."""
         return self._output_lengths.is_known(max_tokens)
 
     # ---------------------------------------------------------------- told by the coordinator
@@ -149,16 +149,16 @@ class EngineTimings:
         self._pool(facts).observe(step_delta, now_s)
 
     def observe_output(self, tokens: int, max_tokens: int) -> None:
-        """A request that was allowed `max_tokens` ended by itself after `tokens`."""
+        """Record that a request with a limit of `max_tokens` ended by itself after `tokens`."""
         self._output_lengths.observe(tokens, max_tokens)
 
     def observe_ttft(self, pool: str, *, predicted_s: float, actual_s: float) -> None:
-        """Compare what was predicted for a request on `pool` with what came."""
+        """Compare a request's predicted and actual TTFT."""
         if pool in self._pools:
             self._pools[pool].ttft_accuracy.observe(predicted_s, actual_s)
 
     def remove_replica(self, replica_id: str) -> None:
-        """Forget a replica's totals: if it comes back, it counts from zero."""
+        """Forget a replica's totals; they restart at zero if it returns."""
         self._last_totals.pop(replica_id, None)
         self._prefill_shares.pop(replica_id, None)
         self._stream_contexts.pop(replica_id, None)
@@ -166,7 +166,7 @@ class EngineTimings:
     # ---------------------------------------------------------------- asked by operators
 
     def quality(self) -> Iterator[TimingQuality]:
-        """How well each pool is known, by name."""
+        """The quality of each pool's timing, by name."""
         for name in sorted(self._pools):
             yield self._pools[name].quality(name)
 
@@ -183,7 +183,7 @@ class EngineTimings:
 
 
 class _TtftAccuracy:
-    """How well times to first token were predicted."""
+    """Accuracy of predicted TTFTs."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -191,7 +191,7 @@ class _TtftAccuracy:
         self.bias = 0.0
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """Take in one request's predicted and actual time to first token."""
+        """Record one request's predicted and actual TTFT."""
         relative = (predicted_s - actual_s) / max(actual_s, _MIN_TTFT_S)
         if not abs(relative) < float("inf"):
             return
@@ -202,7 +202,7 @@ class _TtftAccuracy:
 
 
 class _ModelledPool:
-    """One pool with a model of its own, and how much it is off."""
+    """A pool with a model, and the correction of it."""
 
     def __init__(self, prior: EngineTiming) -> None:
         self.timing = CorrectedTiming(CachedTiming(prior))
@@ -212,19 +212,19 @@ class _ModelledPool:
 
     @property
     def has_prefill_estimate(self) -> bool:
-        """It does, from the start."""
+        """Always."""
         return True
 
     @property
     def has_decode_estimate(self) -> bool:
-        """It does, from the start."""
+        """Always."""
         return True
 
     def update_shape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
-        """The model knows its shape."""
+        """The model already has the shape."""
 
     def observe(self, step_delta: StepTotals, now_s: float) -> None:
-        """Take in what was computed between two reports."""
+        """Learn from the work between two reports."""
         model = self.timing.model
         if self._correction.observe(step_delta.busy_s, predicted_busy_s(model, step_delta)):
             self.timing = CorrectedTiming(model, self._correction.factor)
@@ -232,7 +232,7 @@ class _ModelledPool:
             self._rejected += 1
 
     def quality(self, name: str) -> TimingQuality:
-        """How well this pool is known."""
+        """The quality of this pool's timing."""
         return TimingQuality(
             pool=name,
             costs=self.timing.costs(),
@@ -247,7 +247,7 @@ class _ModelledPool:
 
 
 class _FittedPool:
-    """One pool's fit, and how good it has been."""
+    """A pool's linear fit, and its accuracy."""
 
     def __init__(self) -> None:
         prior = PRIOR_COSTS
@@ -268,16 +268,16 @@ class _FittedPool:
 
     @property
     def has_prefill_estimate(self) -> bool:
-        """Whether enough reports spoke of prompts; those of a pool that only decodes do not."""
+        """Whether enough reports contained prompts; a pool that only decodes has none."""
         return self._prompt_rows >= _MIN_ROWS
 
     @property
     def has_decode_estimate(self) -> bool:
-        """Whether enough reports spoke of decoding."""
+        """Whether enough reports contained decodes."""
         return self._decode_rows >= _MIN_ROWS
 
     def update_shape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
-        """Take over what a replica of the pool says of its shape; the last one counts."""
+        """Set the limits that a replica of the pool reports; the last replica counts."""
         timing = self.timing
         shape = (facts.max_batched_tokens, facts.max_batched_tokens_while_decoding, host_block_s)
         if (
@@ -293,7 +293,7 @@ class _FittedPool:
             )
 
     def observe(self, step_delta: StepTotals, now_s: float) -> None:
-        """Take in what was computed between two reports."""
+        """Learn from the work between two reports."""
         row = (
             step_delta.decode_steps,
             step_delta.prefill_steps,
@@ -310,7 +310,7 @@ class _FittedPool:
             self.timing = replace(self.timing, costs=self._costs())
 
     def quality(self, name: str) -> TimingQuality:
-        """How well this pool is known."""
+        """The quality of this pool's timing."""
         return TimingQuality(
             pool=name,
             costs=self.timing.costs,
@@ -325,22 +325,22 @@ class _FittedPool:
 
     def _costs(self) -> StepCosts:
         costs = StepCosts(*self._fit.coefficients)
-        # An engine that decodes and never says of how much context has it in the other terms.
+        # An engine that reports no context tokens has their cost in the other terms.
         omits_context = self._decode_rows > 0 and not self._context_reported
         return replace(costs, context_token_s=0.0) if omits_context else costs
 
 
 class OutputLengths:
-    """A moving average for each class of `max_tokens`; a class is a power of two.
+    """Moving averages of output lengths, by power of two of `max_tokens`.
 
-    The prior counts as four requests, and after two hundred the oldest fade.
+    The prior counts as four requests; beyond two hundred, old requests fade.
     """
 
     def __init__(self) -> None:
         self._mean_and_count: dict[int, tuple[float, int]] = {}
 
     def observe(self, tokens: int, max_tokens: int) -> None:
-        """A request that was allowed `max_tokens` ended by itself after `tokens`."""
+        """Record that a request with a limit of `max_tokens` ended by itself after `tokens`."""
         if tokens < 0 or max_tokens < 1:
             return
         mean, count = self._statistics(max_tokens)
@@ -349,12 +349,12 @@ class OutputLengths:
         self._mean_and_count[max_tokens.bit_length()] = (new_mean, count + 1)
 
     def expected(self, max_tokens: int) -> float:
-        """The mean to expect: at least one token, at most `max_tokens`."""
+        """The expected mean: at least one token, at most `max_tokens`."""
         mean, _ = self._statistics(max_tokens)
         return max(1.0, min(mean, max_tokens))
 
     def is_known(self, max_tokens: int) -> bool:
-        """Whether what to expect was seen, rather than assumed."""
+        """Whether the mean is learned rather than assumed."""
         return self._statistics(max_tokens)[1] >= _PRIOR_REQUESTS + _MIN_SEEN_REQUESTS
 
     def _statistics(self, max_tokens: int) -> tuple[float, int]:
@@ -365,14 +365,12 @@ class OutputLengths:
 
 
 class PrefillShare:
-    """One replica's, from what it reports.
+    """Share of one replica's time that prefill takes.
 
-    Theory of operation. Reports carry totals since a replica started; the difference of two says
-    how many steps computed prompts, and how many tokens. Both are kept as sums that fade with
-    `HORIZON_S`, so divided by it they are rates: of a replica that computed prompts in one step of
-    every ten milliseconds, for long enough, 100 steps a second are kept. How long a step is held up
-    by its part of a prompt is the timing's to say, and asked only when somebody wants to know the
-    share.
+    Theory of operation. Steps with prompts and their tokens, from differences of reports, are kept
+    as sums that fade with `HORIZON_S`. Divided by it, they are rates: a replica with a prefill in
+    every 10 ms comes to 100 steps/s. The timing gives the delay of each step, and is asked only for
+    `share`.
     """
 
     __slots__ = ("_at_s", "_steps", "_tokens")
@@ -383,7 +381,7 @@ class PrefillShare:
         self._at_s = 0.0
 
     def observe(self, step_delta: StepTotals, now_s: float) -> None:
-        """Take in what was computed between two reports."""
+        """Learn from the work between two reports."""
         if min(step_delta) < 0:  # the engine has started again
             return
         decay = self._decay(now_s)
@@ -392,7 +390,7 @@ class PrefillShare:
         self._at_s = max(now_s, self._at_s)
 
     def share(self, timing: EngineTiming, now_s: float) -> float:
-        """Between 0 and 0.95: of each second, what prompts take from those who decode."""
+        """Between 0 and 0.95: the fraction of each second that prompts take from decodes."""
         if not self._steps or not self._tokens:
             return 0.0
         chunk = max(1, round(self._tokens / self._steps))
@@ -401,3 +399,145 @@ class PrefillShare:
 
     def _decay(self, now_s: float) -> float:
         return exp(-max(0.0, now_s - self._at_s) / HORIZON_S)
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedTiming:
+    """An `EngineTiming` that multiplies another by `factor`."""
+
+    model: EngineTiming
+    factor: float = 1.0
+
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
+        """As the model, corrected."""
+        model_s = self.model.prefill_s(
+            tokens, running=running, context_tokens=context_tokens, length_tokens=length_tokens
+        )
+        return self.factor * model_s
+
+    def step_s(self, *, running: int, context_tokens: int = 0) -> float:
+        """As the model, corrected."""
+        return self.factor * self.model.step_s(running=running, context_tokens=context_tokens)
+
+    def decode_request_s(self, *, context_tokens: int = 0) -> float:
+        """As the model, corrected."""
+        return self.factor * self.model.decode_request_s(context_tokens=context_tokens)
+
+    def host_load_s(self, blocks: int) -> float:
+        """As the model: the host's time, not the engine's."""
+        return self.model.host_load_s(blocks)
+
+    def costs(self) -> StepCosts:
+        """Approximate coefficients of a linear model, for operators."""
+        alone_s = self.step_s(running=1)
+        request_s = self.decode_request_s()
+        short_s, long_s = (self.prefill_s(n * _PROBE_TOKENS) for n in (1, 2))
+        token_s = (long_s - short_s) / _PROBE_TOKENS
+        context_s = self.decode_request_s(context_tokens=_PROBE_TOKENS) - request_s
+        return StepCosts(
+            decode_step_s=max(0.0, alone_s - request_s),
+            prefill_step_s=max(0.0, short_s - _PROBE_TOKENS * token_s),
+            prefill_token_s=token_s,
+            decode_request_s=request_s,
+            context_token_s=context_s / _PROBE_TOKENS,
+        )
+
+
+class CachedTiming:
+    """An `EngineTiming` with a cache.
+
+    Placement asks per candidate, and many questions depend on the request alone. Prefill beside
+    decodes is not cached: only one in a hundred such questions repeats.
+    """
+
+    def __init__(self, model: EngineTiming) -> None:
+        cache = lru_cache(maxsize=_CACHE_SIZE)
+        self._prefill_s = cache(
+            lambda tokens, running, length_tokens: model.prefill_s(
+                tokens, running=running, length_tokens=length_tokens
+            )
+        )
+        self._step_s = cache(
+            lambda running, context_tokens: model.step_s(
+                running=running, context_tokens=context_tokens
+            )
+        )
+        self._request_s = cache(
+            lambda context_tokens: model.decode_request_s(context_tokens=context_tokens)
+        )
+        self._model = model
+
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
+        """As the model."""
+        if not context_tokens:
+            return self._prefill_s(tokens, running, length_tokens)
+        return self._model.prefill_s(
+            tokens, running=running, context_tokens=context_tokens, length_tokens=length_tokens
+        )
+
+    def step_s(self, *, running: int, context_tokens: int = 0) -> float:
+        """As the model."""
+        return self._step_s(running, context_tokens)
+
+    def decode_request_s(self, *, context_tokens: int = 0) -> float:
+        """As the model."""
+        return self._request_s(context_tokens)
+
+    def host_load_s(self, blocks: int) -> float:
+        """As the model."""
+        return self._model.host_load_s(blocks)
+
+
+class CorrectionFactor:
+    """Learned factor of one pool.
+
+    Theory of operation. A model from hardware and shape has the right form and may have the wrong
+    scale, because of kernels or clocks. One factor per pool is learned: reported over predicted
+    busy seconds. Both are sums that fade by 1/128 per report and start with one second. The factor
+    stays between a quarter and four; beyond these limits the model describes another system, and
+    scaling does not improve placement.
+    """
+
+    def __init__(self) -> None:
+        self._actual_s = self._predicted_s = _PRIOR_BUSY_S
+        self.factor = 1.0
+        """Actual over predicted seconds."""
+        self.reports = 0
+        self.error = 0.0
+        """Mean of |actual - predicted| / actual per report, weighted towards recent reports."""
+
+    def observe(self, actual_s: float, predicted_s: float) -> bool:
+        """Learn from a report; False, and nothing is learned, when it is invalid."""
+        if not (0 < actual_s < float("inf") and 0 < predicted_s < float("inf")):
+            return False
+        self.reports += 1
+        relative_error = abs(actual_s - self.factor * predicted_s) / actual_s
+        self.error += (relative_error - self.error) / min(self.reports, _MEMORY_REPORTS)
+        decay = 1.0 - 1.0 / _MEMORY_REPORTS
+        self._actual_s = decay * self._actual_s + actual_s
+        self._predicted_s = decay * self._predicted_s + predicted_s
+        self.factor = min(_MAX_FACTOR, max(_MIN_FACTOR, self._actual_s / self._predicted_s))
+        return True
+
+
+def predicted_busy_s(model: EngineTiming, totals: StepTotals) -> float:
+    """A model's duration of these steps, taken as alike.
+
+    Steps that both prefill and decode are the excess of the two counts over the steps.
+    """
+    mixed_steps = max(0, totals.prefill_steps + totals.decode_steps - totals.steps)
+    running = round(totals.decode_tokens / totals.decode_steps) if totals.decode_steps else 0
+    context = round(totals.context_tokens / totals.decode_steps) if totals.decode_steps else 0
+    total_s = 0.0
+    if decodes := totals.decode_steps - mixed_steps:
+        total_s += decodes * model.step_s(running=running, context_tokens=context)
+    if totals.prefill_steps:
+        chunk = max(1, round(totals.prefill_tokens / totals.prefill_steps))
+        total_s += (totals.prefill_steps - mixed_steps) * model.prefill_s(chunk)
+        if mixed_steps:
+            total_s += mixed_steps * model.prefill_s(chunk, running=running, context_tokens=context)
+    return total_s

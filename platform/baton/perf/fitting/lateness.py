@@ -1,4 +1,4 @@
-"""How much later than predicted things come: a high quantile, learned from what came."""
+"""A high quantile of delays beyond predictions, learned from recent events."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from bisect import bisect_left
 from itertools import accumulate
 
 _BUCKET_EDGES_S = (0.0, *(0.001 * 1.25**step for step in range(83)))
-"""1 ms to 24.5 hours, each a quarter longer than the one before, and what was not late at all. The
-longest timeout of a first token that can be configured is a day."""
+"""1 ms to 24.5 hours, each a quarter longer than the previous, and not late at all. The
+configurable first-token timeout is at most a day."""
 _HALVING_COUNT = 1000
-"""As many count in full; twice as many ago, half."""
+"""Events after which the weights of earlier events halve."""
 _MIN_COUNT = 50
-"""Before so many, nothing is said: a quantile of a few is whatever the worst of them was."""
+"""Events before the first quantile; a quantile of a few is their maximum."""
 
 
 class LatenessHistogram:
-    """A histogram that forgets by halves."""
+    """Histogram whose counts halve every `_HALVING_COUNT` events."""
 
     def __init__(self) -> None:
         self._counts = [0.0] * (len(_BUCKET_EDGES_S) + 1)
@@ -23,7 +23,7 @@ class LatenessHistogram:
         self._quantile_cache_s: dict[float, float] = {}
 
     def observe(self, late_s: float) -> None:
-        """Something came so much later than predicted; negative: sooner."""
+        """Record seconds beyond the prediction; negative when the event came early."""
         if late_s != late_s:  # noqa: PLR0124 - not a number
             return
         self._counts[bisect_left(_BUCKET_EDGES_S, late_s)] += 1
@@ -35,11 +35,11 @@ class LatenessHistogram:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough were seen for a quantile to mean anything."""
+        """Whether there are enough events for a quantile."""
         return self._count >= _MIN_COUNT
 
     def quantile_s(self, fraction: float) -> float:
-        """What no more than 1 - `fraction` of them were later than; 0 while too few were seen."""
+        """Delay that at most 1 - `fraction` of events exceed; 0 before there are enough events."""
         if not self.is_known:
             return 0.0
         cached_s = self._quantile_cache_s.get(fraction)

@@ -1,17 +1,19 @@
-"""Least squares that forgets, starts from a prior and keeps to bounds, for a handful of features.
+"""Least squares with a prior, bounds and forgetting, for a handful of features.
 
-Theory of operation. The value is modelled as the sum of features times coefficients. Each row is
-divided by its size, so that errors are relative and a long window does not
-outweigh a short one; each coefficient is counted in multiples of its prior. The state is the
-normal matrix and vector of all rows so far, which fade: by `1 / memory_rows` per row at most, and
-no faster than `memory_s` of time pass. Idle hours forget nothing, and a thousand reporters do not
-shorten the memory to an instant. The prior counts as a fraction of a row that never fades, so a
-feature that never varies on its own keeps its prior and nothing winds up. The coefficients are the
-minimum within the bounds, found by coordinate descent from the last ones.
+Theory of operation. The value is the sum of features times coefficients. Each row is divided by its
+size: errors are relative, and a long window does not outweigh a short one. Coefficients are counted
+in multiples of their priors.
 
-A value far off the prediction is clipped to a few times the usual error before it is taken in, so
-one stalled step moves little; what stays far off raises the usual error each time, and is then
-followed within some tens of rows. Rows that are not finite or mean nothing are refused and counted.
+- The state is the normal matrix and vector of all rows.
+- Old rows fade by at most `1 / memory_rows` per row, and no faster than `memory_s` allows. Idle
+  hours forget nothing, and many reporters do not shorten the memory.
+- The prior counts as a fraction of a row that never fades. A feature that never varies on its own
+  keeps its prior.
+- Coordinate descent from the last coefficients finds the minimum within the bounds.
+- A value far off the prediction is clipped to a few times the usual error, so a stalled step
+  changes little. Repeated clipped values raise the usual error and are followed within some tens
+  of rows.
+- Rows that are not finite or have no meaning are rejected and counted.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from typing import NamedTuple
 _SOLVE_SWEEPS = 500
 _CONVERGED = 1e-7
 _PRIOR_WEIGHT = 0.002
-"""Of an unknown's squared distance from its prior, where the upper bound is at distance 1, against
-the squared error of each row that it has a part in: what may lie far off is held less, and rows of
-one sweep err alike, so more of them make nothing surer."""
+"""Weight of an unknown's squared distance from its prior, with the upper bound at distance 1,
+relative to each row with the unknown. Wide bounds therefore hold less. It grows with the rows,
+because rows of one sweep err alike and more of these add no certainty."""
 
 
 class CoefficientPrior(NamedTuple):
-    """What is believed of one coefficient before anything was seen, and what is never believed."""
+    """Prior and bounds of one coefficient."""
 
     prior: float
     low: float
@@ -40,33 +42,33 @@ class CoefficientPrior(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
-    """How fast a fit learns, and what it does not believe."""
+    """Speed of learning, and treatment of outliers."""
 
     memory_rows: float = 128.0
-    """A row fades to 1/e within so many."""
+    """A row fades to 1/e within this number of rows,"""
     memory_s: float = 30.0
-    """... but not within less time than this."""
+    """but not in less time than this."""
     prior_rows: float = 0.02
-    """What the prior weighs against rows."""
+    """Weight of the prior, in rows."""
     clip_errors: float = 4.0
-    """A residual of more than so many usual errors is clipped."""
+    """A larger residual, in usual errors, is clipped."""
     error_rows: float = 10.0
-    """How many rows the usual error is averaged over."""
+    """Rows over which the usual error is averaged."""
     min_error: float = 0.02
-    """The usual relative error is never taken to be smaller: noise-free rows must not turn every
-    change into an outlier."""
+    """Lower bound of the usual relative error, so that noise-free rows do not make each change an
+    outlier."""
     fast_decay: float = 0.25
-    """How much faster all that is known fades, per row, ..."""
+    """Additional decay per row, per unit of usual error"""
     fast_decay_error: float = 1 / 3
-    """... as the usual error exceeds this: the thing has changed, and the old rows hold it back."""
+    """above this: the system has changed, and old rows delay the fit."""
 
 
 _SWEEPS = 2
-"""Per row. The next row goes on where this one stopped."""
+"""Per row; the next row continues."""
 
 
 class LeastSquares:
-    """One model of one thing. Errors are relative to the larger of prediction and value."""
+    """One model; errors are relative to the larger of prediction and value."""
 
     __slots__ = (
         "_coefficient_priors",
@@ -105,29 +107,28 @@ class LeastSquares:
         self._factors = [1.0] * size
         self._last_at_s: float | None = None
         self.coefficients = self._priors
-        """The fit as it stands."""
         self.rows = 0
-        """Rows taken in."""
+        """Accepted rows."""
         self.clipped_rows = 0
-        """Those among them that were too far off to be believed as they were."""
+        """Accepted rows whose residual was clipped."""
         self.rejected_rows = 0
         self.error = 1.0
-        """The usual relative error of a prediction, clipped ones counted as clipped."""
+        """Usual relative error of a prediction, after clipping."""
 
     def predict(self, features: Sequence[float]) -> float:
-        """What the fit makes of `features`."""
+        """The value at `features`."""
         predicted: float = sum(map(mul, features, self.coefficients))
         return predicted
 
     def observe(self, features: Sequence[float], value: float, now_s: float) -> bool:
-        """Learn from one row; False when it was refused as meaningless."""
+        """Learn from one row; False for a rejected row."""
         expected = self.predict(features)
         is_meaningful = 0 < expected < inf and 0 <= value < inf and isfinite(now_s)
         if not is_meaningful or min(features) < 0:
             self.rejected_rows += 1
             return False
-        # Divided by the larger of the two, a row of a stalled step weighs little, and a prior that
-        # is far too small does not make the first rows outweigh all that come after.
+        # Relative to the larger of both, a stalled step weighs little, and the first rows do not
+        # outweigh later rows when the prior is far too small.
         scale = max(expected, value)
         residual = self._clip((value - expected) / scale)
         row = [x * p / scale for x, p in zip(features, self._priors, strict=True)]
@@ -147,7 +148,7 @@ class LeastSquares:
         return residual
 
     def _decay(self, now_s: float) -> float:
-        """The weight that older rows keep as a row of `now_s` comes in."""
+        """Factor on older rows when a row of `now_s` arrives."""
         settings = self._settings
         last_at_s = now_s if self._last_at_s is None else self._last_at_s
         self._last_at_s = max(now_s, last_at_s)
@@ -161,10 +162,10 @@ class LeastSquares:
             self._target[i] = self._target[i] * decay + x * target
 
     def _solve(self) -> None:
-        """Coordinate descent: exact where it comes to rest, within the bounds at every moment."""
+        """Coordinate descent: exact at convergence, within the bounds at every sweep."""
         factors, prior_rows = self._factors, self._settings.prior_rows
-        # Far above its prior a coefficient's rows are small in multiples of it, and so must its
-        # prior's weight be: it is the ratio that was believed in, not the distance.
+        # The prior is on the ratio, not the distance: far above the prior, rows are small in
+        # multiples of it, so the prior's weight is too.
         prior_weights = [prior_rows / (f * f) if f > 1.0 else prior_rows for f in factors]
         for _ in range(_SWEEPS):
             for i, (normal, prior_weight, (low, high)) in enumerate(
@@ -175,7 +176,7 @@ class LeastSquares:
                     normal[i] + prior_weight
                 )
                 factors[i] = min(max(minimum, low), high)
-        # Once more, for rounding may have led out by the last digit.
+        # Rounding may have left the bounds by the last digit.
         self.coefficients = tuple(
             [
                 min(max(factor * prior, low), high)
@@ -192,7 +193,7 @@ def solve_bounded(
     weights: Sequence[float],
     unknowns: Sequence[CoefficientPrior],
 ) -> list[float]:
-    """Bounded weighted least squares by coordinate descent; exact where it comes to rest."""
+    """Bounded weighted least squares by coordinate descent; exact at convergence."""
     size = len(unknowns)
     normal = [[0.0] * size for _ in range(size)]
     right_side = [0.0] * size

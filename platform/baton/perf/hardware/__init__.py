@@ -1,1 +1,1 @@
-"""What accelerators can do, from their data sheets."""
+"""Accelerators, from their data sheets, and the efficiency of kernels."""

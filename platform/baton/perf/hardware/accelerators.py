@@ -1,4 +1,4 @@
-"""What accelerators can do, from their data sheets."""
+"""Data sheet of an accelerator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Dtype(StrEnum):
-    """How numbers are stored and multiplied."""
+    """Storage and arithmetic types of numbers."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -31,27 +31,31 @@ DTYPE_BYTES: dict[Dtype, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One device, and what connects it to others. Dense figures, as sold; nothing is derated."""
+    """One device and its connections: dense figures, as sold."""
 
     name: str
     memory_bytes: float
     memory_bytes_per_s: float
     flops_by_dtype: dict[Dtype, float]
-    """Dense multiply-adds, counted as two, per second. What is not listed runs as the next wider
-    type that is."""
+    """Dense operations per second; a multiply-add counts as two. A missing type runs as the next
+    wider listed type."""
     peer_bytes_per_s: float
     """To devices of the same node, each direction."""
     network_bytes_per_s: float
     """Its share of the node's network interfaces, each direction."""
     devices_per_node: int = 8
     host_bytes_per_s: float = 64e9
-    """To the host's memory, each direction."""
+    """To host memory, each direction."""
     price_per_hour: float | None = None
     """In US dollars, on demand."""
     source: str = ""
 
     def flops_of(self, dtype: Dtype) -> float:
-        """Operations per second in this type."""
+        """Operations per second in this type.
+
+        Raises:
+            ValueError: neither this type nor a wider one is listed.
+        """
         wider = {
             Dtype.FP4: Dtype.FP8,
             Dtype.INT4: Dtype.BF16,

@@ -1,10 +1,9 @@
-"""Accelerators by the names that people, clouds and drivers give them, as data sheets have them.
+"""Accelerators by the names of people, clouds and drivers, from data sheets.
 
-Operations per second are dense: data sheets often print the figure with sparsity, twice as much.
-Memory is counted in binary units, as devices report it: the "80 GB" of an H100 are 80 GiB.
-Prices are round figures of public on-demand lists of one device and hour in the second half of
-2025, of providers that rent whole nodes (Lambda, RunPod, CoreWeave). Large clouds ask about twice
-as much. They make plans comparable; replace them by your own.
+Operations per second are dense; data sheets often print twice as much, with sparsity. Memory is in
+binary units, as devices report it: the "80 GB" of an H100 are 80 GiB. Prices are rounded public
+on-demand prices of one device and hour, second half of 2025, at providers of whole nodes (Lambda,
+RunPod, CoreWeave). Large clouds ask about twice as much.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
 _TYPES: Final = (Dtype.FP32, Dtype.BF16, Dtype.FP8, Dtype.INT8, Dtype.FP4)
 _Row = tuple[str, float, float, float, float, float, int, float | None, tuple[float, ...], str]
 """Name, GiB of memory, its bytes/s, bytes/s to peers, network and host, devices of a node, price,
-1e12 operations/s of each type (0 or left out: it has none), source."""
+1e12 operations/s of each type (0 or left out: not supported), source."""
 _PCIE_4 = 32e9
 _PCIE_5 = 64e9
 _PCIE_6 = 128e9
@@ -67,7 +66,7 @@ _NIC_50 = 50e9
 _NIC_100 = 100e9
 """One interface of 200, 400 or 800 Gbit/s for each device, as in DGX and HGX reference designs."""
 _SHARED_NIC = 12.5e9 / 8
-"""A node of eight with one interface of 100 Gbit/s, as clouds build them from small devices."""
+"""A node of eight small devices with one interface of 100 Gbit/s, as in clouds."""
 
 # fmt: off
 _ROWS: tuple[_Row, ...] = (
@@ -168,17 +167,17 @@ def _accelerators() -> Iterator[Accelerator]:
 CATALOGUE: Mapping[str, Accelerator] = MappingProxyType(
     {accelerator.name: accelerator for accelerator in _accelerators()}
 )
-"""All of them, by name."""
+"""By name."""
 
 
 def find_accelerator(name: str) -> Accelerator:
-    """The accelerator of that name, as it is called here, by vendors, clouds or drivers.
+    """The accelerator of a name that baton, vendors, clouds or drivers use.
 
-    Case, blanks, dashes and the vendor do not matter: `H100`, `h100_sxm` and what drivers say,
-    `NVIDIA H100 80GB HBM3`, are the same.
+    Case, blanks, dashes and vendor do not matter: `H100`, `h100_sxm` and `NVIDIA H100 80GB HBM3`
+    are the same.
 
     Raises:
-        UnknownAccelerator: it is in none of the data sheets here.
+        UnknownAccelerator: the catalogue does not have it.
     """
     match = _BY_NORMALIZED_NAME.get(_normalize_name(name))
     if match is None:

@@ -1,4 +1,4 @@
-"""How long devices of one engine take to talk: all-reduce among a tensor group, stage to stage."""
+"""Communication time within an engine: all-reduce of a tensor group, sends between stages."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ _LAUNCH_S = 4.5e-6
 _LAUNCH_RANK_S = 0.1e-6
 _SECOND_PHASE_S = 3e-6
 _INVERSE_EFFICIENCY = 1.45
-"""Multiples of what the rated bandwidth to peers, one direction, would take: 0.95 to 2, the least
-on 8 devices; mean error 11 %. Source: AIConfigurator's tables of vLLM's custom all-reduce in CUDA
-graphs and of NCCL beyond, on A100, H100 and H200, 2 to 8 devices. Sizes in the tables count
-elements of 16 bits: so taken, 1 GB moves over 8 devices at a bus bandwidth of 228 GB/s (A100) and
-469 GB/s (H100), which is what NCCL's own tests show."""
+"""Multiple of the time at the rated bandwidth to peers, one direction: 0.95 to 2, least on 8
+devices; mean error 11 %. The tables count elements of 16 bits. So read, 1 GB over 8 devices has a
+bus bandwidth of 228 GB/s (A100) and 469 GB/s (H100), as NCCL's own tests show. Source:
+AIConfigurator's tables of vLLM's custom all-reduce in CUDA graphs and of NCCL beyond, on A100, H100
+and H200, 2 to 8 devices."""
 _SEND_S = 10e-6
 """Source: AIConfigurator's systems/*.yaml, p2p_latency."""
 _SEND_EFFICIENCY = 0.8
-"""Source: the same, mem_bw_empirical_scaling_factor, for want of one for links."""
+"""Source: the same, mem_bw_empirical_scaling_factor; no factor for links is published."""
 
 
 class CollectiveTime(NamedTuple):
-    """How long one exchange takes."""
+    """Duration of one exchange."""
 
     launch_s: float
     wire_s: float
-    """What grows with the payload."""
+    """The part that grows with the payload."""
 
 
 NO_COLLECTIVE = CollectiveTime(0.0, 0.0)
 
 
 def all_reduce(payload_bytes: float, ranks: int, accelerator: Accelerator) -> CollectiveTime:
-    """To sum `payload_bytes` over `ranks` devices of one node; nothing for one device.
+    """To sum `payload_bytes` over `ranks` devices of one node; zero for one device.
 
-    Small payloads: everyone reads everyone's (one phase); large ones: each sums a part and the
-    parts are gathered (two phases).
+    The faster of two algorithms: each device reads all payloads (one phase, small payloads), or
+    each sums a part and the parts are gathered (two phases).
     """
     if ranks <= 1:
         return NO_COLLECTIVE
@@ -47,7 +47,7 @@ def all_reduce(payload_bytes: float, ranks: int, accelerator: Accelerator) -> Co
 
 
 def send_s(payload_bytes: float, devices: int, accelerator: Accelerator) -> float:
-    """To hand `payload_bytes` from one pipeline stage to the next of an engine of `devices`."""
+    """To send `payload_bytes` from one pipeline stage to the next of an engine of `devices`."""
     rate = _peer_bytes_per_s(devices, accelerator) * _SEND_EFFICIENCY
     return _SEND_S + payload_bytes / rate
 

@@ -1,9 +1,10 @@
-"""How much of a data sheet's figures kernels reach: one set of curves for all accelerators.
+"""Efficiency of kernels relative to data sheets: one set of curves for all accelerators.
 
-The forms and constants are fits to kernel times under vLLM on A100 and H100 (Source: kernel tables
-of NVIDIA AIConfigurator, Apache-2.0, vllm 0.14.0 and 0.24.0); `bench.kernel_tables` reads such
-tables, and the errors on H200's, which took no part in the fits, are in the notes on fidelity.
-Nothing here depends on which device it is: only on its rated bandwidth and operations per second.
+The curves depend only on a device's rated bandwidth and operations per second.
+
+Source: fits to kernel times under vLLM on A100 and H100, from the kernel tables of NVIDIA
+AIConfigurator (Apache-2.0, vllm 0.14.0 and 0.24.0), which `bench/accuracy/kernel_tables.py` reads.
+H200 took no part in the fits.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from baton.perf.hardware.accelerators import Dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmCurve:
-    """The time of one matrix product (m x k) by (k x n).
+    """Time of one matrix product (m x k) by (k x n).
 
-    launch + depth * k + activations' bytes / (bandwidth * io) + m * k * quantising / rate
-        + p-norm(operations / (rate * compute), weights' bytes / (bandwidth * memory))
+        launch + depth * k + activations' bytes / (bandwidth * io) + m * k * quantising / rate
+            + p-norm(operations / (rate * compute), weights' bytes / (bandwidth * memory))
 
-    The p-norm rounds the roofline's knee; `depth` is the walk along k that no width can shorten.
+    The p-norm rounds the roofline's knee. `depth` is the walk along k that no width can shorten.
     """
 
     launch_s: float
@@ -30,14 +31,13 @@ class GemmCurve:
     memory_fraction: float
     """Share of the rated bandwidth that narrow products reach."""
     norm_exponent: float
-    """The p of the norm: infinite would be a sharp corner."""
+    """The p of the norm; infinity gives a sharp corner."""
     io_fraction: float
-    """Share of the bandwidth at which activations are read, written and, if need be, quantised."""
+    """Share of the bandwidth at which activations are read, written and quantised."""
     activation_bytes: float
     """Moved per element of the input."""
     quantization_ops: float = 0.0
-    """Of the rated operations, what finding a scale for one element of the input and dividing by
-    it keeps the device from, beside moving its bytes."""
+    """Operations per input element for its scale and division, beside moving its bytes."""
 
 
 BF16_GEMM = GemmCurve(
@@ -50,8 +50,8 @@ BF16_GEMM = GemmCurve(
     activation_bytes=2.0,
 )
 """Mean error 11 % on A100 and H100 (bias -8 % and +8 %), 10 % on H200, for products of 2 million
-weights and more, 1 to 16,384 rows. `io_fraction` above 1: inputs partly stay in the cache of the
-device."""
+weights and more, 1 to 16,384 rows. `io_fraction` exceeds 1 because inputs partly stay in the
+device's cache."""
 
 FP8_GEMM = GemmCurve(
     launch_s=5.1e-6,
@@ -63,15 +63,14 @@ FP8_GEMM = GemmCurve(
     activation_bytes=4.0,
     quantization_ops=3030.0,
 )
-"""With the quantisation of the input (read 2 bytes, write and read 1 each). Fitted to H100 alone:
-mean error 11 %, bias -2 %; on H200 13 % and -6 %. Nothing of quantising can take longer for want of
-bandwidth than moving its bytes at the share that other element-wise kernels reach (`Efficiency`,
-0.8): what takes longer is the arithmetic's. Two devices that differ in bandwidth only bear it out:
-charged to bandwidth alone, products of 8,192 rows would be 13 % faster on H200; they are 5 %."""
+"""Includes quantisation of the input (read 2 bytes, write and read 1 each). Fitted to H100 alone:
+mean error 11 %, bias -2 %; on H200 13 % and -6 %. Moving the bytes takes at most the time at 0.8 of
+the bandwidth (`Efficiency.elementwise`); the rest of quantisation is arithmetic. Evidence: charged
+to bandwidth alone, products of 8,192 rows would be 13 % faster on H200; measured are 5 %."""
 
 
 def gemm_curve(dtype: Dtype) -> GemmCurve:
-    """The curve of products whose inputs are of this type."""
+    """The curve of products with inputs of this type."""
     match dtype:
         case Dtype.FP32 | Dtype.BF16 | Dtype.FP16:
             return BF16_GEMM
@@ -81,37 +80,37 @@ def gemm_curve(dtype: Dtype) -> GemmCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """What a step costs beside the data sheet; calibration scales the first six.
+    """Costs of a step that data sheets do not contain; calibration scales the first six.
 
-    Those are vLLM's of 2025, with asynchronous scheduling. Source: fit to its rows on H100 among
+    These are vLLM's of 2025, with asynchronous scheduling. Source: fit to its rows on H100 among
     the measurements that AIConfigurator collects (InferenceX, Llama-3.1-70B in FP8).
     """
 
     gemm: float = 0.97
-    """Factors on the seconds that the curves say."""
+    """Factor on the seconds of the curves."""
     gemm_narrow: float = 0.97
-    """Of products whose inputs are narrower than 16 bits: other kernels, and another curve."""
+    """The same, for inputs narrower than 16 bits: other kernels and another curve."""
     attention: float = 1.11
     communication: float = 0.72
-    """On the bytes of all-reduces, not on their launches: vLLM fuses large ones with norms."""
+    """On the bytes of all-reduces, not their launches: vLLM fuses large all-reduces with norms."""
     step_s: float = 1.05e-3
-    """Per step, whatever is in it: scheduling, preparing inputs, launching, sampling."""
+    """Fixed cost per step: scheduling, preparing inputs, launching, sampling."""
     request_s: float = 5.0e-6
-    """Per request in the step: its sampler, its output, its block table."""
+    """Per request in the step: its sampler, output and block table."""
     layer_s: float = 6.0e-6
-    """Per layer: the small kernels (two norms, rotation, activation) as a graph runs them, 1.5 us
-    each. Source: latency of small kernels in the tables above (all-reduce of 128 bytes: 4 us)."""
+    """Per layer: small kernels (two norms, rotation, activation) in a graph, 1.5 us each. Source:
+    latency of small kernels in the tables above (all-reduce of 128 bytes: 4 us)."""
     elementwise: float = 0.8
-    """Share of the bandwidth that those kernels reach on many tokens.
-    Source: AIConfigurator's systems/*.yaml, mem_bw_empirical_scaling_factor."""
+    """Share of the bandwidth that those kernels reach on many tokens. Source: AIConfigurator's
+    systems/*.yaml, mem_bw_empirical_scaling_factor."""
     prefill_attention: float = 0.66
-    """Share of the rated operations per second. Source: tables above; A100 0.60, H100 and H200 0.70
-    at 16,384 tokens, which shorter prompts near as `prefill_extra_pairs` says."""
+    """Share of the rated operations per second at 16,384 tokens; `prefill_extra_pairs` describes
+    the approach to it. Source: tables above; A100 0.60, H100 and H200 0.70."""
     prefill_extra_pairs: float = 500.0
-    """Per token computed, on top of the pairs that count: tiles on the diagonal, loading queries,
-    writing the cache. Source: tables above; A100 457, H100 528 (32 heads, 1k to 8k tokens)."""
+    """Per computed token, in addition to its pairs: tiles on the diagonal, loading queries, writing
+    the cache. Source: tables above; A100 457, H100 528 (32 heads, 1k to 8k tokens)."""
     prefill_extra_pairs_fp8: float = 850.0
-    """The same, writing and reading an FP8 cache."""
+    """The same with an FP8 cache."""
     attention_launch_s: float = 11.5e-6
     """Per layer that attends. Source: tables above; 11.4 to 13 us on A100, H100 and H200."""
     attention_pair_s: float = 25e-9
@@ -120,8 +119,8 @@ class Efficiency:
     decode_memory: float = 0.95
     """Share of the bandwidth at which keys and values are read. Source: tables above."""
     decode_compute: float = 0.43
-    """Share of the rated operations per second of decode attention, whose tiles hold 64 queries of
-    one key head though there are few. Source: tables above; what FP8 caches run into on H200."""
+    """Share of the rated operations per second of decode attention. Its tiles hold 64 queries of
+    one key head, mostly unused. Source: tables above; the limit of FP8 caches on H200."""
     decode_tile: int = 64
     """Source: FlashAttention-3 (2407.08608) §3: a warpgroup's matrix instruction takes 64 rows."""
 
@@ -130,9 +129,10 @@ DEFAULT_EFFICIENCY = Efficiency()
 
 
 def engine_efficiency(engine: str) -> Efficiency:
-    """What is known of an engine's kernels without any measurement of it.
+    """The efficiency of an engine's kernels without measurements.
 
-    TensorRT-LLM decodes with XQA kernels, whose tiles hold as many queries as share a key head:
-    bytes bound them. Source: TensorRT-LLM, gpt-attention "XQA Optimization" and blogs/XQA-kernel.
+    TensorRT-LLM decodes with XQA kernels, whose tiles hold exactly the queries that share a key
+    head: bytes limit these. Source: TensorRT-LLM, gpt-attention "XQA Optimization" and
+    blogs/XQA-kernel.
     """
     return replace(DEFAULT_EFFICIENCY, decode_tile=1) if engine == "trtllm" else DEFAULT_EFFICIENCY

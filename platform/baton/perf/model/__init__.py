@@ -1,1 +1,1 @@
-"""The shape of a model, and the memory and work that follow from it."""
+"""Models: shapes, memory, and vLLM's defaults for these."""

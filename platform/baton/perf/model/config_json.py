@@ -1,4 +1,4 @@
-"""The names that model families give to the same things in a Hugging Face `config.json`."""
+"""Reads a model's shape from its Hugging Face `config.json`, whose keys differ among families."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from baton.domain.errors import UnknownModel
 from baton.perf.hardware.accelerators import Dtype
+from baton.perf.model.shape import Experts, LatentAttention, ModelShape
 
 _NOT_GATED = frozenset(
     {
@@ -37,19 +38,19 @@ _DEFAULT_FFN_4X = frozenset(
     }
     | {"mpt"}
 )
-"""Model types whose feed-forward is four times as wide as the hidden state unless they say so."""
+"""Model types whose feed-forward width defaults to four times the hidden size."""
 _TIED_BY_DEFAULT = frozenset(
     {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "opt", "falcon", "RefinedWeb", "RefinedWebModel"}
     | {"mpt", "gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "starcoder2"}
 )
-"""Model types that tie embeddings and output unless they say otherwise: the defaults that their
-configuration classes in Hugging Face transformers give `tie_word_embeddings`."""
+"""Model types whose configuration classes in Hugging Face transformers default to tied embeddings
+(`tie_word_embeddings`)."""
 _UNSUPPORTED_MODEL_TYPES = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "qwen3_next", "recurrent_gemma"}
     | {"granitemoehybrid", "falcon_h1", "zamba", "zamba2", "nemotron_h", "plamo2", "minimax"}
     | {"t5", "mt5", "umt5", "bart", "mbart", "whisper", "bert", "roberta", "deberta", "lfm2"}
 )
-"""Model types with layers that are not attention, or that are no decoders."""
+"""Model types with layers other than attention, or that are not decoders."""
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "gemma3_text": {
         "num_attention_heads": 8,
@@ -58,7 +59,7 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
         "vocab_size": 262_208,
     },
 }
-"""What the smaller models of a family leave out, because its configuration class says so."""
+"""Keys that smaller models of a family omit; the defaults of its configuration class."""
 
 _DTYPE_BY_QUANTIZATION = {
     "fp8": Dtype.FP8,
@@ -81,8 +82,77 @@ _DTYPE_BY_TORCH_NAME = {
 }
 
 
-class ConfigJson:
-    """One file, or the part of it that describes the language model."""
+def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
+    """The shape that a Hugging Face `config.json` describes; errors mention `name`.
+
+    Raises:
+        UnknownModel: a key is missing or invalid, or the architecture is not supported.
+    """
+    config_json = _ConfigJson(config, name)
+    hidden = config_json.count("hidden_size", "n_embd", "d_model")
+    heads = config_json.count("num_attention_heads", "n_head", "n_heads", "num_heads")
+    layers = config_json.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    latent = _latent(config_json)
+    window_tokens, windowed_layers = config_json.window_layout(layers)
+    head_dim = latent.nope_dim + latent.rope_dim if latent else config_json.head_dim(hidden, heads)
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=1 if latent else config_json.kv_heads(heads),
+        head_dim=head_dim,
+        ffn_width=config_json.ffn_width(hidden),
+        vocab=config_json.count("vocab_size", "padded_vocab_size"),
+        gated_ffn=config_json.gated_ffn,
+        tied_embeddings=config_json.tied_embeddings,
+        latent=latent,
+        indexer_dim=config_json.optional_count("index_head_dim") if latent else None,
+        experts=_experts(config_json, layers),
+        window_tokens=window_tokens,
+        windowed_layers=windowed_layers,
+        max_len_tokens=config_json.max_len_tokens,
+    )
+
+
+def weights_dtype(config: Mapping[str, object]) -> Dtype:
+    """Storage type of most weights, according to a `config.json`."""
+    return _ConfigJson(config, "").weights_dtype
+
+
+def _latent(config_json: _ConfigJson) -> LatentAttention | None:
+    if config_json.optional_count("kv_lora_rank") is None:
+        return None
+    return LatentAttention(
+        kv_rank=config_json.count("kv_lora_rank"),
+        rope_dim=config_json.count("qk_rope_head_dim"),
+        nope_dim=config_json.count("qk_nope_head_dim"),
+        value_dim=config_json.count("v_head_dim"),
+        query_rank=config_json.optional_count("q_lora_rank"),
+    )
+
+
+def _experts(config_json: _ConfigJson, layers: int) -> Experts | None:
+    count = config_json.optional_count(
+        "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"
+    )
+    if count is None or count == 1:
+        return None
+    active = config_json.count(
+        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"
+    )
+    width = config_json.count("moe_intermediate_size", "expert_hidden_size", "intermediate_size")
+    return Experts(
+        count=count,
+        active=active,
+        width=width,
+        shared=config_json.shared_experts(width),
+        dense_layers=config_json.dense_layers(layers),
+    )
+
+
+class _ConfigJson:
+    """One file, or its part for the language model."""
 
     __slots__ = ("_config", "_defaults", "_name", "_root")
 
@@ -108,14 +178,14 @@ class ConfigJson:
 
     @property
     def model_type(self) -> str:
-        """What `transformers` calls the architecture; empty when it does not say."""
+        """The architecture's name in `transformers`; empty when it is absent."""
         return str(self._config.get("model_type") or self._root.get("model_type") or "")
 
     def count(self, *names: str) -> int:
-        """The first of these keys that is there.
+        """The first of these keys that is present.
 
         Raises:
-            UnknownModel: none is, or it is no positive number.
+            UnknownModel: no key is present, or the value is not a positive integer.
         """
         value = self.optional_count(*names)
         if value is None:
@@ -127,7 +197,7 @@ class ConfigJson:
         return value
 
     def optional_count(self, *names: str) -> int | None:
-        """The same; None when there is none of them, or it is null or 0."""
+        """`count`, but None when no key is present, or its value is null or 0."""
         for key in names:
             value = self._config.get(key, self._defaults.get(key))
             if value is None:
@@ -144,14 +214,14 @@ class ConfigJson:
     # ------------------------------------------------------------------ attention
 
     def kv_heads(self, heads: int) -> int:
-        """Heads of keys and values; as many as of queries where nothing is said."""
+        """Heads of keys and values; defaults to the number of query heads."""
         if self.model_type in {"falcon", "RefinedWeb", "RefinedWebModel", "gpt_bigcode"}:
             return self._multi_query_heads(heads)
         keys = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
         return self.optional_count(*keys) or heads
 
     def _multi_query_heads(self, heads: int) -> int:
-        """Falcon and BigCode: a switch says that there is one, unless the newer key counts."""
+        """Falcon and BigCode: a switch means one head, unless the newer key states a count."""
         is_grouped = self._config.get("new_decoder_architecture") or self.model_type == "RefinedWeb"
         if is_grouped:
             return self.optional_count("num_kv_heads", "n_head_kv") or heads
@@ -169,7 +239,7 @@ class ConfigJson:
         return value or hidden // heads
 
     def window_layout(self, layers: int) -> tuple[int | None, int]:
-        """The tokens of the window and how many layers have one."""
+        """Tokens of the window, and the number of layers that have it."""
         window = self.optional_count("sliding_window", "attention_chunk_size")
         is_used = self._config.get("use_sliding_window", not self._is_qwen())
         if window is None or not is_used:
@@ -198,7 +268,7 @@ class ConfigJson:
     # ------------------------------------------------------------------ feed-forward
 
     def ffn_width(self, hidden: int) -> int:
-        """Of a layer without experts; Llama 4 has its own key for those."""
+        """Of a layer without experts; Llama 4 has its own key for it."""
         if self.model_type == "mpt":
             return hidden * (self.optional_count("expansion_ratio") or 4)
         names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "feed_forward_dim")
@@ -216,7 +286,7 @@ class ConfigJson:
         return self.model_type not in _NOT_GATED and not is_squared_relu
 
     def shared_experts(self, width: int) -> int:
-        """Experts that every token goes through, in widths of a routed one."""
+        """Experts that every token passes through, in widths of a routed expert."""
         total = self.optional_count("shared_expert_intermediate_size")
         if total is not None:
             return max(1, round(total / width))
@@ -226,7 +296,7 @@ class ConfigJson:
         return shared_count if isinstance(shared_count, int) and shared_count > 0 else 0
 
     def dense_layers(self, layers: int) -> int:
-        """Layers without experts: the first ones, all but each n-th, or those that are listed."""
+        """Layers without experts: the first n, all but each n-th, or a list."""
         dense_layer_ids = self._config.get("mlp_only_layers")
         first = self._config.get("first_k_dense_replace")
         dense = first if isinstance(first, int) else 0
@@ -239,7 +309,7 @@ class ConfigJson:
 
     @property
     def tied_embeddings(self) -> bool:
-        """Whether the embeddings are the output matrix, too."""
+        """Whether the embeddings are also the output matrix."""
         for config in (self._config, self._root):
             value = config.get("tie_word_embeddings")
             if isinstance(value, bool):
@@ -248,13 +318,13 @@ class ConfigJson:
 
     @property
     def max_len_tokens(self) -> int:
-        """The longest that prompt and output may be."""
+        """The most tokens of prompt and output together."""
         names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
         return self.optional_count(*names) or _DEFAULT_MAX_LEN
 
     @property
     def weights_dtype(self) -> Dtype:
-        """How most weights are stored."""
+        """Storage type of most weights."""
         quantized = self._config.get("quantization_config", self._root.get("quantization_config"))
         if isinstance(quantized, Mapping):
             return _quantized_dtype(quantized)
@@ -273,11 +343,11 @@ _WINDOW_PERIODS: Mapping[str, int] = {
     "gemma3": 6,
     "gemma3_text": 6,
 }
-"""One layer in so many attends to everything, where older configs do not list them."""
+"""Every n-th layer attends to all tokens, where older configs do not list layers."""
 _INTEGER_DTYPE_BY_BITS: Mapping[int, Dtype] = {4: Dtype.INT4, 8: Dtype.INT8}
-"""By their bits; of weights that are packed as whole numbers."""
+"""Of weights that are packed as integers."""
 _DEFAULT_MAX_LEN = 2048
-"""What models without a key for it (BLOOM, early Falcon) were trained with."""
+"""Training length of models without a key for it (BLOOM, early Falcon)."""
 
 
 def _quantized_dtype(quantized: Mapping[str, object]) -> Dtype:

@@ -1,4 +1,4 @@
-"""Which of vLLM's engine arguments change nothing that is modelled of an engine."""
+"""vLLM's engine arguments that have no effect on the model of an engine."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ IRRELEVANT_ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "enable_log_requests": "it costs no time that shows",
     }
 )
-"""By name, why."""
+"""By name, the reason."""

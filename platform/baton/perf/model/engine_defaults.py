@@ -1,7 +1,7 @@
-"""What vLLM takes where nobody says otherwise, by device.
+"""vLLM's defaults, by device.
 
 Source: vLLM 0.32 and 0.33, as `vllm serve` and baton start it: vllm/engine/arg_utils.py
-(`get_batch_defaults`), vllm/config/cache.py. A test holds these to the vLLM that is installed.
+(`get_batch_defaults`), vllm/config/cache.py. A test compares these with the installed vLLM.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from baton.perf.hardware.accelerators import Accelerator
 
 GPU_MEMORY_UTILIZATION: Final = 0.92
-"""Of a GPU's memory."""
+"""Fraction of a GPU's memory."""
 BLOCK_SIZE_TOKENS: Final = 16
-"""Attention backends may have larger blocks only."""
+"""Some attention backends have larger blocks only."""
 
 _GIB: Final = 2**30
 _LARGEST_BYTES: Final = 160 * _GIB
@@ -21,11 +21,10 @@ _LARGE_BYTES: Final = 70 * _GIB
 
 
 class BatchDefaults(NamedTuple):
-    """How much runs at a time."""
+    """Limits of one step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    """Of one step."""
 
 
 def gpu_batch_defaults(device: Accelerator) -> BatchDefaults:

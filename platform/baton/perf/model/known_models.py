@@ -1,16 +1,19 @@
-"""Models by name, so that their shapes can be asked for without a download."""
+"""Shapes of known models by name, without a download.
+
+Source: the `config.json` that the authors of each family publish with the weights.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from types import MappingProxyType
 
 from baton.domain.errors import UnknownModel
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.published_shapes import KNOWN_MODELS
-from baton.perf.model.shape import ModelShape
+from baton.perf.model.shape import Experts, LatentAttention, ModelShape
 
 _IGNORED_NAME_PARTS = frozenset(
     {"instruct", "chat", "hf", "it", "base", "pt", "meta", "dynamic", "block", "quantized", "text"}
@@ -30,7 +33,7 @@ _IGNORED_NAME_PARTS = frozenset(
         "hybrid",
     }
 )
-"""Parts of names that leave the shape as it is."""
+"""Parts of names that do not change the shape."""
 _DTYPE_BY_NAME_PART: Mapping[str, Dtype] = {
     "fp8": Dtype.FP8,
     "float8": Dtype.FP8,
@@ -48,7 +51,7 @@ _DTYPE_BY_NAME_PART: Mapping[str, Dtype] = {
     "bf16": Dtype.BF16,
     "fp16": Dtype.FP16,
 }
-"""Parts of names that say how the weights are stored."""
+"""Parts of names that state how the weights are stored."""
 _STORED_AS: Mapping[str, Dtype] = {
     "openai/gpt-oss": Dtype.FP4,
     "deepseek-ai/DeepSeek-V3": Dtype.FP8,
@@ -56,16 +59,355 @@ _STORED_AS: Mapping[str, Dtype] = {
     "MiniMaxAI/MiniMax-M2": Dtype.FP8,
     "moonshotai/Kimi-K2": Dtype.FP8,
 }
-"""Models whose authors publish them quantized, by the beginning of their ids."""
+"""Models that their authors publish quantized, by the start of their ids."""
+_Row = tuple[str, int, int, int, int, int, int, int]
+"""Hub id, layers, hidden, heads, KV heads, head dimension, feed-forward width, longest length."""
+_K = 1024
+
+
+def _rows(vocab: int, *rows: _Row, tied: bool = False, gated: bool = True) -> Iterator[ModelShape]:
+    for name, layers, hidden, heads, kv_heads, head_dim, ffn_width, max_len_tokens in rows:
+        yield ModelShape(
+            name=name,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_width=ffn_width,
+            vocab=vocab,
+            tied_embeddings=tied,
+            gated_ffn=gated,
+            max_len_tokens=max_len_tokens,
+        )
+
+
+def _with_window(
+    tokens: int, global_every: int, shapes: Iterator[ModelShape]
+) -> Iterator[ModelShape]:
+    """All layers have a window except each `global_every`-th; 0 for no exception."""
+    for shape in shapes:
+        global_layers = shape.layers // global_every if global_every else 0
+        yield replace(shape, window_tokens=tokens, windowed_layers=shape.layers - global_layers)
+
+
+def _with_experts(experts: Experts, shapes: Iterator[ModelShape]) -> Iterator[ModelShape]:
+    return (replace(shape, experts=experts) for shape in shapes)
+
+
+def _with_latent_attention(
+    query_rank: int | None, shapes: Iterator[ModelShape]
+) -> Iterator[ModelShape]:
+    """With the dimensions of all DeepSeek models."""
+    latent = LatentAttention(
+        kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128, query_rank=query_rank
+    )
+    return (replace(shape, latent=latent) for shape in shapes)
+
+
+def _llama() -> Iterator[ModelShape]:
+    org = "meta-llama/"
+    yield from _rows(
+        32_000,
+        ("huggyllama/llama-7b", 32, 4096, 32, 32, 128, 11_008, 2 * _K),
+        ("huggyllama/llama-13b", 40, 5120, 40, 40, 128, 13_824, 2 * _K),
+        ("huggyllama/llama-30b", 60, 6656, 52, 52, 128, 17_920, 2 * _K),
+        ("huggyllama/llama-65b", 80, 8192, 64, 64, 128, 22_016, 2 * _K),
+        (org + "Llama-2-7b-hf", 32, 4096, 32, 32, 128, 11_008, 4 * _K),
+        (org + "Llama-2-13b-hf", 40, 5120, 40, 40, 128, 13_824, 4 * _K),
+        (org + "Llama-2-70b-hf", 80, 8192, 64, 8, 128, 28_672, 4 * _K),
+        ("codellama/CodeLlama-34b-hf", 48, 8192, 64, 8, 128, 22_016, 16 * _K),
+        ("lmsys/vicuna-7b-v1.5", 32, 4096, 32, 32, 128, 11_008, 4 * _K),
+        ("lmsys/vicuna-13b-v1.5", 40, 5120, 40, 40, 128, 13_824, 4 * _K),
+        ("TinyLlama/TinyLlama-1.1B", 22, 2048, 32, 4, 64, 5632, 2 * _K),
+    )
+    yield from _rows(
+        128_256,
+        (org + "Meta-Llama-3-8B", 32, 4096, 32, 8, 128, 14_336, 8 * _K),
+        (org + "Meta-Llama-3-70B", 80, 8192, 64, 8, 128, 28_672, 8 * _K),
+        (org + "Llama-3.1-8B", 32, 4096, 32, 8, 128, 14_336, 128 * _K),
+        (org + "Llama-3.1-70B", 80, 8192, 64, 8, 128, 28_672, 128 * _K),
+        (org + "Llama-3.1-405B", 126, 16_384, 128, 8, 128, 53_248, 128 * _K),
+        (org + "Llama-3.3-70B", 80, 8192, 64, 8, 128, 28_672, 128 * _K),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 32, 4096, 32, 8, 128, 14_336, 128 * _K),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", 80, 8192, 64, 8, 128, 28_672, 128 * _K),
+    )
+    yield from _rows(
+        128_256,
+        (org + "Llama-3.2-1B", 16, 2048, 32, 8, 64, 8192, 128 * _K),
+        (org + "Llama-3.2-3B", 28, 3072, 24, 8, 128, 8192, 128 * _K),
+        tied=True,
+    )
+    yield from _llama_4()
+
+
+def _llama_4() -> Iterator[ModelShape]:
+    """Three layers in four attend to their chunk of 8,192 tokens only."""
+    scout = Experts(count=16, active=1, width=8192, shared=1)
+    maverick = Experts(count=128, active=1, width=8192, shared=1, dense_layers=24)
+    for name, experts, max_len_tokens in (
+        ("meta-llama/Llama-4-Scout-17B-16E", scout, 10_240 * _K),
+        ("meta-llama/Llama-4-Maverick-17B-128E", maverick, 1024 * _K),
+    ):
+        row = (name, 48, 5120, 40, 8, 128, 16_384, max_len_tokens)
+        yield from _with_window(8192, 4, _with_experts(experts, _rows(202_048, row)))
+
+
+def _qwen() -> Iterator[ModelShape]:
+    org = "Qwen/"
+    yield from _rows(
+        151_936,
+        (org + "Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864, 32 * _K),
+        (org + "Qwen2.5-1.5B", 28, 1536, 12, 2, 128, 8960, 32 * _K),
+        (org + "Qwen2.5-3B", 36, 2048, 16, 2, 128, 11_008, 32 * _K),
+        (org + "Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 40 * _K),
+        (org + "Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 40 * _K),
+        (org + "Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 40 * _K),
+        tied=True,
+    )
+    yield from _rows(
+        152_064,
+        (org + "Qwen2-7B", 28, 3584, 28, 4, 128, 18_944, 32 * _K),
+        (org + "Qwen2-72B", 80, 8192, 64, 8, 128, 29_568, 32 * _K),
+        (org + "Qwen2.5-7B", 28, 3584, 28, 4, 128, 18_944, 32 * _K),
+        (org + "Qwen2.5-14B", 48, 5120, 40, 8, 128, 13_824, 32 * _K),
+        (org + "Qwen2.5-32B", 64, 5120, 40, 8, 128, 27_648, 32 * _K),
+        (org + "Qwen2.5-72B", 80, 8192, 64, 8, 128, 29_568, 32 * _K),
+        (org + "QwQ-32B", 64, 5120, 40, 8, 128, 27_648, 40 * _K),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 28, 3584, 28, 4, 128, 18_944, 128 * _K),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", 48, 5120, 40, 8, 128, 13_824, 128 * _K),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 64, 5120, 40, 8, 128, 27_648, 128 * _K),
+    )
+    yield from _rows(
+        151_936,
+        (org + "Qwen3-8B", 36, 4096, 32, 8, 128, 12_288, 40 * _K),
+        (org + "Qwen3-14B", 40, 5120, 40, 8, 128, 17_408, 40 * _K),
+        (org + "Qwen3-32B", 64, 5120, 64, 8, 128, 25_600, 40 * _K),
+    )
+    for row, experts in (
+        (("Qwen2-57B-A14B", 28, 3584, 28, 4, 18_944, 32), (64, 8, 2560, 8)),
+        (("Qwen3-30B-A3B", 48, 2048, 32, 4, 6144, 40), (128, 8, 768, 0)),
+        (("Qwen3-235B-A22B", 94, 4096, 64, 4, 12_288, 40), (128, 8, 1536, 0)),
+        (("Qwen3-Coder-480B-A35B", 62, 6144, 96, 8, 8192, 256), (160, 8, 2560, 0)),
+        (("Qwen3-Coder-30B-A3B", 48, 2048, 32, 4, 6144, 256), (128, 8, 768, 0)),
+    ):
+        name, layers, hidden, heads, kv_heads, ffn_width, kilotokens = row
+        full = (org + name, layers, hidden, heads, kv_heads, 128, ffn_width, kilotokens * _K)
+        yield from _with_experts(_experts(*experts), _rows(151_936, full))
+
+
+def _experts(count: int, active: int, width: int, shared: int) -> Experts:
+    return Experts(count=count, active=active, width=width, shared=shared)
+
+
+def _mistral() -> Iterator[ModelShape]:
+    org = "mistralai/"
+    row = (org + "Mistral-7B-v0.1", 32, 4096, 32, 8, 128, 14_336, 32 * _K)
+    yield from _with_window(4096, 0, _rows(32_000, row))
+    yield from _rows(32_000, (org + "Mistral-7B-v0.2", 32, 4096, 32, 8, 128, 14_336, 32 * _K))
+    yield from _rows(
+        32_768,
+        (org + "Mistral-7B-v0.3", 32, 4096, 32, 8, 128, 14_336, 32 * _K),
+        (org + "Mistral-Large-2407", 88, 12_288, 96, 8, 128, 28_672, 128 * _K),
+        (org + "Codestral-22B-v0.1", 56, 6144, 48, 8, 128, 16_384, 32 * _K),
+    )
+    yield from _rows(
+        131_072,
+        (org + "Mistral-Nemo-2407", 40, 5120, 32, 8, 128, 14_336, 128 * _K),
+        (org + "Mistral-Small-24B-2501", 40, 5120, 32, 8, 128, 32_768, 32 * _K),
+    )
+    eight_of_7 = (org + "Mixtral-8x7B-v0.1", 32, 4096, 32, 8, 128, 14_336, 32 * _K)
+    yield from _with_experts(_experts(8, 2, 14_336, 0), _rows(32_000, eight_of_7))
+    eight_of_22 = (org + "Mixtral-8x22B-v0.1", 56, 6144, 48, 8, 128, 16_384, 64 * _K)
+    yield from _with_experts(_experts(8, 2, 16_384, 0), _rows(32_000, eight_of_22))
+
+
+_INDEXER_DIMS = {"deepseek-ai/DeepSeek-V3.2": 128}
+
+
+def _deepseek() -> Iterator[ModelShape]:
+    for org, names, row, experts in (
+        (
+            "deepseek-ai/",
+            ("DeepSeek-V2-Lite",),
+            (27, 2048, 16, 10_944, 160, 102_400, None),
+            (64, 6, 1408, 2, 1),
+        ),
+        (
+            "deepseek-ai/",
+            ("DeepSeek-V2", "DeepSeek-V2.5"),
+            (60, 5120, 128, 12_288, 160, 102_400, 1536),
+            (160, 6, 1536, 2, 1),
+        ),
+        (
+            "deepseek-ai/",
+            ("DeepSeek-V3", "DeepSeek-R1", "DeepSeek-V3.1", "DeepSeek-V3.2"),
+            (61, 7168, 128, 18_432, 160, 129_280, 1536),
+            (256, 8, 2048, 1, 3),
+        ),
+        (
+            "moonshotai/",
+            ("Kimi-K2",),
+            (61, 7168, 64, 18_432, 128, 163_840, 1536),
+            (384, 8, 2048, 1, 1),
+        ),
+    ):
+        layers, hidden, heads, ffn_width, kilotokens, vocab, query_rank = row
+        count, active, width, shared, dense_layers = experts
+        mixture = replace(_experts(count, active, width, shared), dense_layers=dense_layers)
+        for name in names:
+            full = (org + name, layers, hidden, heads, 1, 192, ffn_width, kilotokens * _K)
+            shapes = _with_latent_attention(query_rank, _with_experts(mixture, _rows(vocab, full)))
+            indexer_dim = _INDEXER_DIMS.get(org + name)
+            yield from (replace(shape, indexer_dim=indexer_dim) for shape in shapes)
+
+
+def _openai() -> Iterator[ModelShape]:
+    for name, layers, experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128)):
+        row = ("openai/" + name, layers, 2880, 64, 8, 64, 2880, 128 * _K)
+        yield from _with_window(
+            128, 2, _with_experts(_experts(experts, 4, 2880, 0), _rows(201_088, row))
+        )
+    gpt_2 = ("openai-community/gpt2", 12, 768, 12, 12, 64, 3072, _K)
+    yield from _rows(50_257, gpt_2, tied=True, gated=False)
+
+
+def _opt() -> Iterator[ModelShape]:
+    sizes = {
+        "125m": (12, 768, 12),
+        "1.3b": (24, 2048, 32),
+        "2.7b": (32, 2560, 32),
+        "6.7b": (32, 4096, 32),
+        "13b": (40, 5120, 40),
+        "30b": (48, 7168, 56),
+        "66b": (64, 9216, 72),
+        "175b": (96, 12_288, 96),
+    }
+    for size, (layers, hidden, heads) in sizes.items():
+        row = (f"facebook/opt-{size}", layers, hidden, heads, heads, hidden // heads, 4 * hidden)
+        yield from _rows(50_272, (*row, 2 * _K), tied=True, gated=False)
+
+
+def _gemma() -> Iterator[ModelShape]:
+    org = "google/"
+    second = _rows(
+        256_000,
+        (org + "gemma-2-2b", 26, 2304, 8, 4, 256, 9216, 8 * _K),
+        (org + "gemma-2-9b", 42, 3584, 16, 8, 256, 14_336, 8 * _K),
+        (org + "gemma-2-27b", 46, 4608, 32, 16, 128, 36_864, 8 * _K),
+        tied=True,
+    )
+    yield from _with_window(4096, 2, second)
+    small = (org + "gemma-3-1b", 26, 1152, 4, 1, 256, 6912, 32 * _K)
+    yield from _with_window(512, 6, _rows(262_144, small, tied=True))
+    third = _rows(
+        262_208,
+        (org + "gemma-3-4b", 34, 2560, 8, 4, 256, 10_240, 128 * _K),
+        (org + "gemma-3-12b", 48, 3840, 16, 8, 256, 15_360, 128 * _K),
+        (org + "gemma-3-27b", 62, 5376, 32, 16, 128, 21_504, 128 * _K),
+        tied=True,
+    )
+    yield from _with_window(1024, 6, third)
+
+
+def _phi() -> Iterator[ModelShape]:
+    org = "microsoft/"
+    phi_2 = (org + "phi-2", 32, 2560, 32, 32, 80, 10_240, 2 * _K)
+    yield from _rows(51_200, phi_2, gated=False)
+    yield from _rows(
+        32_064,
+        (org + "Phi-3-mini-4k", 32, 3072, 32, 32, 96, 8192, 4 * _K),
+        (org + "Phi-3-mini-128k", 32, 3072, 32, 32, 96, 8192, 128 * _K),
+        (org + "Phi-3-medium-128k", 40, 5120, 40, 10, 128, 17_920, 128 * _K),
+    )
+    yield from _rows(100_352, (org + "phi-4", 40, 5120, 40, 10, 128, 17_920, 16 * _K))
+    mini = (org + "Phi-4-mini", 32, 3072, 24, 8, 128, 8192, 128 * _K)
+    yield from _rows(200_064, mini, tied=True)
+
+
+def _qwen_before_2() -> Iterator[ModelShape]:
+    """Every head has keys and values of its own."""
+    org = "Qwen/"
+    yield from _rows(
+        151_936,
+        (org + "Qwen-7B", 32, 4096, 32, 32, 128, 11_008, 32 * _K),
+        (org + "Qwen1.5-7B", 32, 4096, 32, 32, 128, 11_008, 32 * _K),
+    )
+    yield from _rows(
+        152_064,
+        (org + "Qwen-14B", 40, 5120, 40, 40, 128, 13_696, 8 * _K),
+        (org + "Qwen1.5-14B", 40, 5120, 40, 40, 128, 13_696, 32 * _K),
+        (org + "Qwen-72B", 80, 8192, 64, 64, 128, 24_576, 32 * _K),
+        (org + "Qwen1.5-72B", 80, 8192, 64, 64, 128, 24_576, 32 * _K),
+    )
+
+
+def _others() -> Iterator[ModelShape]:
+    intern = ("internlm/internlm-20b", 60, 5120, 40, 40, 128, 13_824, 4 * _K)
+    yield from _rows(103_168, intern)
+    smol = ("HuggingFaceTB/SmolLM2-1.7B", 24, 2048, 32, 32, 64, 8192, 8 * _K)
+    yield from _rows(49_152, smol, tied=True)
+    minimax = ("MiniMaxAI/MiniMax-M2", 62, 3072, 48, 8, 128, 1536, 192 * _K)
+    yield from _with_experts(_experts(256, 8, 1536, 0), _rows(200_064, minimax))
+    yield from _rows(
+        250_880,
+        ("bigscience/bloom", 70, 14_336, 112, 112, 128, 57_344, 2 * _K),
+        ("bigscience/bloom-7b1", 30, 4096, 32, 32, 128, 16_384, 2 * _K),
+        tied=True,
+        gated=False,
+    )
+    yield from _rows(
+        65_024,
+        ("tiiuae/falcon-7b", 32, 4544, 71, 1, 64, 18_176, 2 * _K),
+        ("tiiuae/falcon-40b", 60, 8192, 128, 8, 64, 32_768, 2 * _K),
+        ("tiiuae/falcon-180B", 80, 14_848, 232, 8, 64, 59_392, 2 * _K),
+        tied=True,
+        gated=False,
+    )
+    neox = ("EleutherAI/gpt-neox-20b", 44, 6144, 64, 64, 96, 24_576, 2 * _K)
+    yield from _rows(50_432, neox, gated=False)
+    yield from _rows(
+        64_000,
+        ("01-ai/Yi-6B", 32, 4096, 32, 4, 128, 11_008, 4 * _K),
+        ("01-ai/Yi-34B", 60, 7168, 56, 8, 128, 20_480, 4 * _K),
+    )
+    for name, row, mixture in (
+        ("zai-org/GLM-4.5", (92, 5120, 12_288), (160, 1536, 3)),
+        ("zai-org/GLM-4.6", (92, 5120, 12_288), (160, 1536, 3)),
+        ("zai-org/GLM-4.5-Air", (46, 4096, 10_944), (128, 1408, 1)),
+    ):
+        (layers, hidden, ffn_width), (count, width, dense_layers) = row, mixture
+        experts = replace(_experts(count, 8, width, 1), dense_layers=dense_layers)
+        full = (name, layers, hidden, 96, 8, 128, ffn_width, 128 * _K)
+        yield from _with_experts(experts, _rows(151_552, full))
+
+
+_FAMILIES = (
+    _llama,
+    _qwen,
+    _qwen_before_2,
+    _mistral,
+    _deepseek,
+    _openai,
+    _opt,
+    _gemma,
+    _phi,
+    _others,
+)
+
+KNOWN_MODELS: Mapping[str, ModelShape] = MappingProxyType(
+    {shape.name: shape for family in _FAMILIES for shape in family()}
+)
+"""By hub id."""
 
 
 def find_shape(hub_id: str) -> ModelShape:
     """The shape of a model by its hub id, or by that of a variant of the same shape.
 
-    Case and organisation do not matter, nor what says how a model was tuned or quantized.
+    Case, organisation, tuning and quantization in the id do not matter.
 
     Raises:
-        UnknownModel: it is not among those known here.
+        UnknownModel: the model is not known.
     """
     normalized = _normalize_name(hub_id)
     shape = _BY_NORMALIZED_NAME.get(normalized) or _BY_NORMALIZED_NAME.get(
@@ -85,7 +427,7 @@ def find_shape(hub_id: str) -> ModelShape:
 
 
 def dtype_hint(hub_id: str) -> Dtype | None:
-    """How the weights are stored, as far as the name tells; None when it says nothing."""
+    """The storage type of the weights by the name; None when the name does not tell."""
     for part in _parts(hub_id):
         if part in _DTYPE_BY_NAME_PART:
             return _DTYPE_BY_NAME_PART[part]
@@ -112,10 +454,10 @@ def _normalize_name(hub_id: str) -> str:
 def _normalized_names() -> Iterator[tuple[str, ModelShape]]:
     for shape in KNOWN_MODELS.values():
         normalized = _normalize_name(shape.name)
-        # The size of this one is not in its id, but everybody says it.
+        # BLOOM's id has no size, but common names have.
         if normalized == "bloom":
             yield "bloom-176b", shape
-        # `mixtral-8x7b` without its only version is the same; of several, the last one stays.
+        # `mixtral-8x7b` equals its only version; of several versions, the last is used.
         yield re.sub(r"-v0\.\d$", "", normalized), shape
         yield normalized, shape
 

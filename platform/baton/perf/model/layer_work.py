@@ -1,4 +1,4 @@
-"""What one layer of a model multiplies and reads on one device of a tensor-parallel group."""
+"""Matrix products and memory reads of one layer on one device of a tensor-parallel group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.perf.model.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Weights of one product, as one device holds them."""
+    """Weights of one product, as one device stores them."""
 
     inputs: int
     outputs: int
@@ -28,7 +28,7 @@ class LayerKernels:
 
 
 def layer_kinds(shape: ModelShape, tp: int) -> tuple[LayerKernels, ...]:
-    """The dense layers and those with experts, as far as the model has them."""
+    """The dense layers and the layers with experts, where the model has any."""
     experts = shape.experts
     attention = attention_matrices(shape, tp)
     attention_elements = 8 * shape.hidden + sum(matrix.outputs for matrix in attention)
@@ -56,9 +56,9 @@ def layer_kinds(shape: ModelShape, tp: int) -> tuple[LayerKernels, ...]:
 
 
 def attention_matrices(shape: ModelShape, tp: int) -> tuple[Matrix, ...]:
-    """Into queries, keys and values, and out of the heads.
+    """Projections to queries, keys and values, and from the heads.
 
-    Key heads are copied where there are fewer than devices; what makes MLA's latent is, too.
+    Each device has a copy of KV heads that are fewer than devices, and of MLA's down-projections.
     """
     hidden, heads = shape.hidden, per_device(shape.heads, tp)
     latent = shape.latent
@@ -79,7 +79,7 @@ def attention_matrices(shape: ModelShape, tp: int) -> tuple[Matrix, ...]:
 
 
 def per_device(count: int, tp: int) -> int:
-    """A share of heads, at least one."""
+    """A device's share of heads, at least one."""
     return max(1, -(-count // tp))
 
 

@@ -1,9 +1,9 @@
-"""Whether a model fits the memory of its devices, and how many tokens of KV cache are left.
+"""Memory of a model on its devices, and the tokens of KV cache that remain.
 
     usable = utilization * visible memory
     KV cache = usable - weights - activations - runtime        on each device
 
-The stage of a pipeline that has room for the fewest tokens decides for all.
+The pipeline stage with room for the fewest tokens decides.
 """
 
 from __future__ import annotations
@@ -17,39 +17,38 @@ from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
 from baton.perf.model.shape import ModelShape
 
 _VISIBLE_FRACTION = 0.988
-"""Of the memory as sold, what programs see; the driver keeps the rest. Source: PyTorch reports 79.2
-of 80 GiB for an H100, 23.65 of 24 for an RTX 4090, 139.8 of 141 for an H200."""
+"""Share of the memory that programs see; the driver keeps the rest. Source: PyTorch reports 79.2 of
+80 GiB for an H100, 23.65 of 24 for an RTX 4090, 139.8 of 141 for an H200."""
 _RUNTIME_BYTES = 551 * 2.0**20
-"""Context, kernels, workspaces and captured graphs of an engine on one device.
-Source: aiconfigurator, systems/h100_sxm.yaml, other_mem before its margin for safety."""
+"""Context, kernels, workspaces and captured graphs of an engine on one device. Source:
+aiconfigurator, systems/h100_sxm.yaml, other_mem before its margin for safety."""
 _COLLECTIVES_BYTES = {1: 0.0, 2: 342 * 2.0**20}
 _MANY_COLLECTIVES_BYTES = 392 * 2.0**20
-"""NCCL's buffers by the devices that take part. Source: aiconfigurator, systems/h100_sxm.yaml."""
+"""NCCL's buffers, by number of devices. Source: aiconfigurator, systems/h100_sxm.yaml."""
 MIN_KV_TOKENS = 2048
-"""An engine with room for fewer tokens serves hardly any prompt."""
+"""An engine with fewer tokens can serve hardly any prompt."""
 _MAX_DEVICES = 128
 STORED_BYTES: dict[Dtype, float] = {
     **DTYPE_BYTES,
     Dtype.INT4: 0.5 + (2 + 0.5) / 128,
     Dtype.FP4: 0.5 + 1 / 16,
 }
-"""Of a quantized weight with its share of scales. Source: AWQ (2306.00978), groups of 128 with a
-scale of 16 and a zero point of 4 bits; NVFP4, groups of 16 with a scale of 8 bits (MXFP4: 32)."""
+"""Of a weight with its share of scales. Source: AWQ (2306.00978), groups of 128 with a scale of 16
+and a zero point of 4 bits; NVFP4, groups of 16 with a scale of 8 bits (MXFP4: 32)."""
 _SAMPLER_BYTES = 24
-"""Of each logit while sampling: logits in 32 bits, sorted ones, their 64-bit indices, probabilities
-and their cumulative sum. Source: the tensors alive in vLLM's `v1/sample/ops/topk_topp_sampler.py`.
-"""
+"""Per logit while sampling: logits in 32 bits, sorted logits, their 64-bit indices, probabilities,
+cumulative sum. Source: the tensors alive in vLLM's `v1/sample/ops/topk_topp_sampler.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSplit:
     """A model over `tp` x `pp` devices.
 
-    Theory of operation. Tensor parallelism splits the matrices of each layer: queries, outputs,
-    feed-forwards and experts evenly, keys and values among as many devices as there are KV heads
-    (beyond that devices hold the same), and what latent attention compresses into not at all.
-    Embeddings and the output are split by vocabulary. Pipeline parallelism splits the layers into
-    stages; the embeddings are with the first, the output with the last.
+    Theory of operation. Tensor parallelism splits queries, outputs, feed-forwards and experts
+    evenly. It splits keys and values among at most as many devices as KV heads; further devices
+    hold copies. It does not split the compressed part of latent attention. Embeddings and output
+    are split by vocabulary. Pipeline parallelism splits the layers into stages: the first has the
+    embeddings, the last the output.
 
     Source: Megatron-LM (1909.08053) §3; vLLM `distributed/utils.py` (get_pp_indices) and the
     parallel layers of `model_executor/layers/linear.py`.
@@ -69,14 +68,14 @@ class ModelSplit:
     def is_valid(self) -> bool:
         """Whether engines accept it: whole query heads on each device, a layer in each stage.
 
-        KV heads have to divide, or be divided by, the devices they are spread over.
+        KV heads must divide the number of devices, or be divisible by it.
         """
         heads = self.shape.heads % self.tp == 0
         smaller, larger = sorted((self.shape.kv_heads, self.tp))
         return heads and larger % smaller == 0 and self.pp <= self.shape.layers
 
     def stage_layers(self) -> tuple[int, ...]:
-        """How many layers each stage has: what is left over goes to those before the last."""
+        """Layers of each stage; the remainder goes to the stages before the last."""
         base_layers, extra_layers = divmod(self.shape.layers, self.pp)
         return tuple(
             base_layers + (self.pp - 1 - extra_layers <= stage < self.pp - 1)
@@ -86,7 +85,7 @@ class ModelSplit:
     # ------------------------------------------------------------------ weights
 
     def stage_weights_bytes(self, stage: int, weights: Dtype) -> float:
-        """Of one device of a stage. Embeddings and output stay in 16 bits when others are fewer."""
+        """Per device of a stage; embeddings and output have at least 16 bits."""
         layers = self.stage_layers()
         first_layer = sum(layers[:stage])
         parameters = self._layers_parameters(first_layer, first_layer + layers[stage])
@@ -100,7 +99,7 @@ class ModelSplit:
         )
 
     def _layers_parameters(self, first: int, end: int) -> float:
-        """Of one device, for a range of layers; those without experts are taken to come first."""
+        """Per device, for a range of layers; layers without experts come first."""
         shape = self.shape
         dense_layers = shape.layers - shape.expert_layers
         dense = max(0, min(end, dense_layers) - first)
@@ -113,7 +112,7 @@ class ModelSplit:
 
     @property
     def attention_parameters(self) -> float:
-        """Of one layer on one device."""
+        """Per layer and device."""
         shape = self.shape
         key_value = shape.kv_projection_parameters
         sharded = shape.attention_parameters - key_value
@@ -121,7 +120,7 @@ class ModelSplit:
 
     @property
     def _expert_layer_parameters(self) -> float:
-        """Experts are split like any feed-forward; the router is on every device."""
+        """Per device: experts are split like any feed-forward; each device has the router."""
         experts = self.shape.experts
         if experts is None:
             return 0.0
@@ -136,23 +135,24 @@ class ModelSplit:
 
     @property
     def kv_share(self) -> float:
-        """The part of a layer's keys and values that one device holds."""
+        """Share of a layer's keys and values on one device."""
         return self._kv_heads / self.shape.kv_heads
 
     def stage_token_bytes(self, stage: int, kv: Dtype) -> float:
-        """Of one token on one device of a stage, each of its layers counted in full."""
+        """Of one token on one device of a stage; windowed layers count in full."""
         return self.stage_layers()[stage] * self.shape.kv_layer_bytes(kv) * self.kv_share
 
     # ------------------------------------------------------------------ activations
 
     def activation_bytes(self, tokens: int) -> float:
-        """What a step of so many tokens needs besides, at its widest place, on one device.
+        """Activations of a step of `tokens` at the peak, on one device, in 16 bits.
 
-        The hidden state and the residual, and at the widest place of a layer what goes in and what
-        comes out: of a gated feed-forward both halves and their product, of attention queries, keys
-        and values, of experts the tokens once for each that they chose. In 16 bits.
+        They are the hidden state, the residual, and inputs and outputs of the widest part of a
+        layer. A gated feed-forward has both halves and their product, attention has queries, keys
+        and values. Experts have each token once per chosen expert.
+
         Source: vLLM 0.6.4 with Llama 3.1 8B held 92 and 98 kB per token of 20,000 and 29,000
-        (vllm-project/vllm issue 10517); this says 102.
+        (vllm-project/vllm issue 10517); this function gives 102.
         """
         shape = self.shape
         ffn_elements = (3 if shape.gated_ffn else 2) * shape.ffn_width / self.tp
@@ -167,13 +167,13 @@ class ModelSplit:
         return tokens * (2 * shape.hidden + peak_elements) * DTYPE_BYTES[Dtype.BF16]
 
     def sampler_bytes(self, requests: int) -> float:
-        """What sampling for so many requests needs; every device gathers all logits."""
+        """Memory to sample for `requests`; each device gathers all logits."""
         return float(requests * self.shape.vocab * _SAMPLER_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Where the memory goes. Bytes are those of the device that has the least room for KV."""
+    """Use of the memory, in bytes of the device with the least room for KV."""
 
     split: ModelSplit
     kv_dtype: Dtype
@@ -183,20 +183,20 @@ class MemoryFit:
     runtime_bytes: float
     """Context, workspaces, graphs, buffers of collectives."""
     kv_bytes: float
-    """What is left for the KV cache."""
+    """Left for the KV cache."""
     kv_token_bytes: float
     """Of one token on that device."""
     kv_tokens: int
-    """Of the whole replica; layers with a window are counted in full."""
+    """Of the whole replica; windowed layers count in full."""
 
     def kv_blocks(self, block_size_tokens: int) -> int:
-        """How many whole blocks of a size the replica has."""
+        """Whole blocks of this size in the replica."""
         return self.kv_tokens // block_size_tokens
 
     def concurrent_requests(self, context_tokens: int) -> float:
-        """How many requests of so many tokens the KV cache holds, as a fraction.
+        """Requests of `context_tokens` that the KV cache holds; may be a fraction.
 
-        Layers with a window keep that much of each request only.
+        Windowed layers keep only their window of each request.
         """
         shape = self.split.shape
         unwindowed_bytes = shape.kv_token_bytes(self.kv_dtype) * context_tokens
@@ -206,7 +206,7 @@ class MemoryFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """A model, the devices it is to run on, and what of an engine's options takes memory."""
+    """A model, its devices, and the engine options that determine memory."""
 
     shape: ModelShape
     accelerator: Accelerator
@@ -216,17 +216,17 @@ class MemoryModel:
     max_batched_tokens: int = 8192
     max_running_requests: int = 256
     min_kv_tokens: int = MIN_KV_TOKENS
-    """With room for fewer it does not fit."""
+    """With fewer, the model does not fit."""
 
     def __post_init__(self) -> None:
         if not 0 < self.utilization <= 1:
             raise ValueError(f"utilization: got {self.utilization}, expected above 0, at most 1")
 
     def fit(self, tp: int, pp: int) -> MemoryFit:
-        """Where the memory of a replica of `tp` x `pp` devices goes.
+        """Use of the memory of a replica of `tp` x `pp` devices.
 
         Raises:
-            InsufficientMemory: there is too little, or the model cannot be split like that.
+            InsufficientMemory: memory is too small, or the model cannot be split like this.
         """
         split = ModelSplit(shape=self.shape, tp=tp, pp=pp)
         if not split.is_valid:
@@ -237,10 +237,10 @@ class MemoryModel:
         return memory_fit
 
     def fits(self, max_devices: int = 16, *, whole_nodes: bool = True) -> Iterator[MemoryFit]:
-        """All splits that fit, those with the fewest devices first.
+        """All splits that fit, fewest devices first.
 
-        Tensor parallelism stays within a node. With `whole_nodes` a pipeline's stages are nodes, as
-        guides of engines advise; without, any number of stages is tried with any tensor
+        Tensor parallelism stays within a node. With `whole_nodes`, each pipeline stage is a node,
+        as guides of engines advise. Without it, any number of stages is combined with any tensor
         parallelism.
         """
         for split in self._splits(max_devices, whole_nodes=whole_nodes):
@@ -249,7 +249,7 @@ class MemoryModel:
                 yield memory_fit
 
     def _splits(self, max_devices: int, *, whole_nodes: bool) -> Iterator[ModelSplit]:
-        """With equally many devices, those with the most of them side by side come first."""
+        """Fewest devices first; of equal numbers, widest tensor parallelism first."""
         widest = min(self.accelerator.devices_per_node, max_devices)
         tps = [tp for tp in range(1, widest + 1) if ModelSplit(shape=self.shape, tp=tp).is_valid]
         shapes = (
@@ -270,7 +270,7 @@ class MemoryModel:
         weights_bytes = split.stage_weights_bytes(stage, self.weights_dtype)
         activation_bytes = split.activation_bytes(self.max_batched_tokens)
         if stage == split.pp - 1:
-            # One after the other: what the layers needed is free again when sampling begins.
+            # Sampling starts after the layers have freed their activations.
             sampler_bytes = split.sampler_bytes(self.max_running_requests)
             activation_bytes = max(activation_bytes, sampler_bytes)
         devices = split.tp * split.pp
@@ -292,7 +292,7 @@ class MemoryModel:
     # ------------------------------------------------------------------ when it does not fit
 
     def _smallest_split(self) -> tuple[int, int] | None:
-        """The fewest devices that hold it: within a node, or as many whole nodes as it takes."""
+        """The split with the fewest devices, within a node or over whole nodes."""
         for fit in self.fits(_MAX_DEVICES):
             return fit.split.tp, fit.split.pp
         return None
@@ -311,7 +311,7 @@ class MemoryModel:
         )
 
     def _overflow(self, memory_fit: MemoryFit) -> tuple[str, float]:
-        """The term that no longer has room, and what is needed up to there."""
+        """The first term that exceeds the memory, and the sum up to it."""
         terms = (
             ("weights", memory_fit.weights_bytes),
             ("activations", memory_fit.activation_bytes),
@@ -364,7 +364,7 @@ def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
     """`MemoryModel.fit` in one call.
 
     Raises:
-        InsufficientMemory: there is too little memory, or the model cannot be split like that.
+        InsufficientMemory: memory is too small, or the model cannot be split like this.
     """
     memory_model = MemoryModel(
         shape=shape,
@@ -380,23 +380,23 @@ def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """How many replicas of which split keep the KV of all requests at once."""
+    """A split, and the replicas that hold the KV cache of all requests at once."""
 
     fit: MemoryFit
     replicas: int
 
     @property
     def devices(self) -> int:
-        """All together."""
+        """Of all replicas."""
         return self.replicas * self.fit.split.tp * self.fit.split.pp
 
 
 def smallest_sizing(
     fits: Iterable[MemoryFit], *, requests: int, context_tokens: int
 ) -> Sizing | None:
-    """The sizing with the fewest devices for so many requests of so many tokens; None without fits.
+    """The sizing with the fewest devices for `requests` of `context_tokens` each.
 
-    A request lives in one replica: a fit that does not hold a single one is left out.
+    None when no fit holds a single request, which cannot span replicas.
     """
     sizings = []
     for fit in fits:

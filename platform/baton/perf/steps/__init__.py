@@ -1,1 +1,1 @@
-"""How long one engine step takes."""
+"""Duration of one engine step."""

@@ -1,6 +1,6 @@
-"""An engine's timing for decisions, from a model of its steps: what a pool has before it reports.
+"""`EngineTiming` from a model of steps, for pools that have not reported yet.
 
-Unlike the linear fit it sees that attention over a prompt grows with the prompt's square.
+Unlike the linear fit, it includes that prefill attention grows with the square of the prompt.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from baton.perf.steps.step_costs import prefill_budget_tokens
 class ModelledTiming:
     """`EngineTiming` over a `StepTiming`.
 
-    A prompt's first steps are full chunks and its last one is what is left. Few of them are looked
-    at: chunks of one size differ by what lies before them only, in which a step is linear, so the
-    first and the last full chunk tell the mean of all. Of a queue of prompts, steps are taken to be
-    alike.
+    A prompt's first steps are full chunks; its last step is the rest. A step is linear in the
+    tokens before its chunk, so the mean of the first and last full chunk is the mean of all. Steps
+    of a queue of prompts are taken to be alike.
     """
 
     steps: StepTiming
     max_batched_tokens: int
-    """How many tokens fit into one step, decodes included."""
+    """Tokens of one step, decodes included."""
     max_batched_tokens_while_decoding: int | None = None
-    """How many, where anybody decodes; None: as many."""
+    """The same for steps with decodes; None: no lower limit."""
     host_block_s: float
-    """To bring one block from the host's memory."""
+    """Time to load one block from host memory."""
 
     def prefill_s(
         self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
     ) -> float:
-        """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes."""
+        """Time to compute `tokens` prompt tokens, in chunks, beside `running` decodes."""
         if tokens <= 0:
             return 0.0
         chunk_budget_tokens = prefill_budget_tokens(
@@ -70,7 +69,7 @@ class ModelledTiming:
         return seconds
 
     def _mixed_s(self, tokens: int, running: int, context_tokens: int, length_tokens: int) -> float:
-        """One step with so many tokens of prompts of one length, at whatever place in them."""
+        """One step with `tokens` of prompts of one length, at an average position in them."""
         # A token attends to itself and, on average, to half of the others of its prompt.
         pairs = tokens * (length_tokens + 1) / 2
         prefix_tokens = max(0, length_tokens - tokens) // 2
@@ -78,24 +77,29 @@ class ModelledTiming:
         finished_prompts = min(prompts, tokens // length_tokens)
         return self.steps.step_s(
             StepBatch(
-                tokens, prompts, pairs, prefix_tokens, running, context_tokens, finished_prompts
+                prefill_tokens=tokens,
+                prefill_requests=prompts,
+                prefill_pairs=pairs,
+                prefill_context_tokens=prefix_tokens,
+                decode_requests=running,
+                decode_context_tokens=context_tokens,
+                finished_prefills=finished_prompts,
             )
         )
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         """One step that decodes for `running` requests and prefills nothing."""
-        return self.steps.step_s(StepBatch(0, 0, 0.0, 0, running, context_tokens))
+        return self.steps.step_s(
+            StepBatch(decode_requests=running, decode_context_tokens=context_tokens)
+        )
 
     def decode_request_s(self, *, context_tokens: int = 0) -> float:
-        """What one more request with so much context adds to each step.
-
-        To a step that decodes for one already: the first pays for reading the weights.
-        """
+        """Time that a second request adds to each step; the first pays for reading the weights."""
         two_requests_s = self.step_s(running=2, context_tokens=context_tokens + 1)
         return max(0.0, two_requests_s - self.step_s(running=1, context_tokens=1))
 
     def host_load_s(self, blocks: int) -> float:
-        """To bring blocks from the host's memory into the KV cache."""
+        """Time to load blocks from host memory into the KV cache."""
         return max(0, blocks) * self.host_block_s
 
     def _chunk_s(
@@ -107,7 +111,14 @@ class ModelledTiming:
         *,
         is_last: bool = False,
     ) -> float:
-        pairs, finished = attention_pairs(tokens, prefix_tokens), int(is_last)
         return self.steps.step_s(
-            StepBatch(tokens, 1, pairs, prefix_tokens, running, context_tokens, finished)
+            StepBatch(
+                prefill_tokens=tokens,
+                prefill_requests=1,
+                prefill_pairs=attention_pairs(tokens, prefix_tokens),
+                prefill_context_tokens=prefix_tokens,
+                decode_requests=running,
+                decode_context_tokens=context_tokens,
+                finished_prefills=int(is_last),
+            )
         )

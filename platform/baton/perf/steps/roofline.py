@@ -1,11 +1,11 @@
-"""The seconds of an engine step, from a model's shape and a device's data sheet.
+"""Seconds of an engine step, from a model's shape and a device's data sheet.
 
     step = fixed + requests * each + layers * (products + attention + small kernels + all-reduces)
          + output layer + sends between pipeline stages
 
-Each product takes as long as its arithmetic or its bytes need, rounded where both are alike
-(`perf.efficiency`); attention over prompts counts pairs of tokens, attention of decodes the bytes
-of their keys and values. With pipeline stages the time is that through all of them.
+Each product takes the time of its arithmetic or its bytes, with a rounded knee
+(`hardware/efficiency.py`). Prefill attention counts pairs of tokens, decode attention bytes of keys
+and values. With pipeline stages, the time covers all stages.
 
 Source: Williams et al., Roofline (CACM 2009); formulas per product in Pope et al. (2211.05102) §2.
 """
@@ -23,23 +23,23 @@ from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch
 
 _ALL_REDUCES = 2
-"""Per layer: behind attention and behind the feed-forward."""
+"""Per layer: after attention and after the feed-forward."""
 _ACTIVATION_BYTES = 2.0
-"""Between products, numbers are 16 bits wide."""
+"""Activations between products have 16 bits."""
 
 
 class StepParts(NamedTuple):
-    """The seconds of one step, by what they are spent on."""
+    """Seconds of one step, by cause."""
 
     fixed_s: float
-    """Fixed."""
     requests_s: float
     gemm_s: float
     attention_s: float
     wire_s: float
-    """Of all-reduces, what grows with their payload."""
+    """The part of all-reduces that grows with their payload."""
     unscaled_s: float
-    """Small kernels, launches of all-reduces, sends between stages: nothing scales these."""
+    """Small kernels, launches of all-reduces, sends between stages; calibration does not scale
+    these."""
 
 
 class _TokenCosts(NamedTuple):
@@ -54,7 +54,7 @@ _ZERO_COSTS = _TokenCosts(0.0, 0.0, 0.0)
 class Roofline:
     """One engine of `tp` x `pp` devices; a `StepTiming`.
 
-    What depends on the number of tokens alone is computed once for each number.
+    Costs that depend only on the number of tokens are cached by that number.
     """
 
     __slots__ = (
@@ -112,19 +112,13 @@ class Roofline:
         )
         self._layer_cache: dict[int, _TokenCosts] = {}
         self._decode_cache: dict[int, tuple[float, float, float, float]] = {}
-        """Of steps that only decode for so many: what comes before attention, launches of
-        attention, and what comes behind it: the wire, the rest."""
+        """By decoding requests: time before attention, launches of attention, wire, unscaled."""
         self._output_cache: dict[int, _TokenCosts] = {}
 
-    @property
-    def efficiency(self) -> Efficiency:
-        """What it was made with."""
-        return self._efficiency
-
     def step_s(self, batch: StepBatch) -> float:
-        """From the batch being chosen to its tokens being there: the sum of `parts`.
+        """The sum of `parts`, added in their order.
 
-        Added up here, in their order: engines and placement ask twenty times for each request.
+        The sum is inlined: engines and placement call it about twenty times per request.
         """
         prefill_tokens, prefills = batch.prefill_tokens, batch.prefill_requests
         decodes, finished = batch.decode_requests, batch.finished_prefills
@@ -150,7 +144,7 @@ class Roofline:
         )
 
     def _decode_step_s(self, requests: int, context: int) -> float:
-        """The same for a step that only decodes: of nine in ten steps."""
+        """`step_s` of a step that only decodes, as nine in ten steps do."""
         cached = self._decode_cache.get(requests)
         if cached is None:
             layers, output = self._layer_costs(requests), self._output_costs(requests)
@@ -166,17 +160,17 @@ class Roofline:
         return before_attention_s + self._attention_factor * attention_s + wire_s + unscaled_s
 
     def parts(self, batch: StepBatch) -> StepParts:
-        """What `step_s` is the sum of, each with its factor."""
+        """The terms of `step_s`, each with its factor."""
         sampled = batch.finished_prefills + batch.decode_requests
         layers, output = self._layer_costs(batch.tokens), self._output_costs(sampled)
         requests = batch.prefill_requests + batch.decode_requests
         return StepParts(
-            self._fixed_s,
-            requests * self._request_s,
-            layers.gemm_s + output.gemm_s,
-            self._attention_factor * self._attention_s(batch),
-            layers.wire_s + output.wire_s,
-            layers.unscaled_s + output.unscaled_s,
+            fixed_s=self._fixed_s,
+            requests_s=requests * self._request_s,
+            gemm_s=layers.gemm_s + output.gemm_s,
+            attention_s=self._attention_factor * self._attention_s(batch),
+            wire_s=layers.wire_s + output.wire_s,
+            unscaled_s=layers.unscaled_s + output.unscaled_s,
         )
 
     def _attention_s(self, batch: StepBatch) -> float:
@@ -189,7 +183,7 @@ class Roofline:
         return seconds
 
     def _layer_costs(self, tokens: int) -> _TokenCosts:
-        """Of all layers, what the number of tokens alone decides."""
+        """Costs of all layers that depend only on the number of tokens."""
         cached = self._layer_cache.get(tokens)
         if cached is None:
             cached = self._layer_cache[tokens] = self._compute_layer_costs(tokens)
@@ -212,28 +206,28 @@ class Roofline:
             devices = self._tp * self._pp
             unscaled_s += (self._pp - 1) * send_s(payload_bytes / self._tp, devices, self._device)
         return _TokenCosts(
-            self._gemm_factor * self._gemm_s(tokens),
-            efficiency.communication * layers * _ALL_REDUCES * reduce_time.wire_s,
-            unscaled_s,
+            gemm_s=self._gemm_factor * self._gemm_s(tokens),
+            wire_s=efficiency.communication * layers * _ALL_REDUCES * reduce_time.wire_s,
+            unscaled_s=unscaled_s,
         )
 
     def _compute_output_costs(self, sampled: int) -> _TokenCosts:
-        """The output layer, kept in 16 bits, and gathering its results."""
+        """The output layer, stored in 16 bits, and the gathering of its results."""
         if not sampled:
             return _ZERO_COSTS
         efficiency, vocab = self._efficiency, self._shape.vocab
         matrix = Matrix(inputs=self._shape.hidden, outputs=per_device(vocab, self._tp))
         seconds = gemm_s(self._device, matrix, sampled, weights=Dtype.BF16, inputs=Dtype.BF16)
-        # A gather moves half of what an all-reduce of as many bytes does.
+        # A gather moves half of the bytes of an all-reduce.
         gather_time = all_reduce(sampled * vocab * _ACTIVATION_BYTES / 2, self._tp, self._device)
         return _TokenCosts(
-            efficiency.gemm * seconds,
-            efficiency.communication * gather_time.wire_s,
-            gather_time.launch_s,
+            gemm_s=efficiency.gemm * seconds,
+            wire_s=efficiency.communication * gather_time.wire_s,
+            unscaled_s=gather_time.launch_s,
         )
 
     def _gemm_s(self, tokens: int) -> float:
-        """The matrix products of all layers, without their factor."""
+        """Matrix products of all layers, without their factor."""
         return sum(kind.layers * self._layer_gemm_s(kind, tokens) for kind in self._layer_kinds)
 
     def _small_kernels_s(self, tokens: int) -> float:
@@ -252,7 +246,7 @@ class Roofline:
         return seconds
 
     def _experts_s(self, expert: tuple[Matrix, ...], tokens: int) -> float:
-        """Grouped products: one launch for all experts that anyone chose.
+        """Grouped products: one launch for all chosen experts.
 
         Of E experts with k chosen per token, B tokens touch E * (1 - (1 - k/E)^B) when choices are
         even. Source: linearity of expectation.
@@ -284,7 +278,7 @@ class Roofline:
         return layers * launch_s + layer_pairs * costs.pair_s
 
     def _decode_attention_s(self, requests: int, context: int, *, prefill_tokens: int) -> float:
-        """`prefill_tokens` so many tokens of prompts, whose launches it shares."""
+        """A step with `prefill_tokens` has launched attention already."""
         launches_s = self._decode_launches_s(requests, prefill_tokens=prefill_tokens)
         return launches_s + self._kv_read_s(requests, context)
 
@@ -295,7 +289,7 @@ class Roofline:
         )
 
     def _kv_read_s(self, requests: int, context: int) -> float:
-        """Of what is attended to."""
+        """Reading keys and values of all attended tokens."""
         layers, windowed, window, _ = self._attention_layers
         windowed_context = context if window is None else min(context, requests * window)
         return (
@@ -304,17 +298,17 @@ class Roofline:
 
 
 class _AttentionCosts(NamedTuple):
-    """What attention of one layer takes, per thing that it counts."""
+    """Unit costs of one layer's attention."""
 
     pair_s: float
-    """Prompts: a pair of tokens, two products of a head's width."""
+    """Prefill: a pair of tokens, two products of a head's width."""
     extra_pairs: float
-    """Prompts: what each token takes besides, as so many pairs."""
+    """Prefill: fixed cost of each token, as a number of pairs."""
     token_s: float
-    """Decodes: a token attended to, by the bytes of its keys and values, or by tiles of queries
-    where those are slower."""
+    """Decode: an attended token, by bytes of keys and values or by tiles of queries, whichever is
+    slower."""
     request_s: float
-    """Decodes: a request."""
+    """Decode: a request."""
 
 
 def _build_attention_costs(
@@ -349,10 +343,10 @@ def _build_attention_costs(
 
 
 def compute_dtype(weights: Dtype, accelerator: Accelerator) -> Dtype:
-    """What products with such weights compute in: the weights' type where the device has it.
+    """The arithmetic type of products: the weights' type where the device supports it.
 
-    4-bit weights without such arithmetic, and 8-bit ones on devices before it, are unpacked.
-    Source: vLLM's Marlin kernels for weight-only quantisation.
+    Other 4-bit and 8-bit weights are unpacked to 16 bits. Source: vLLM's Marlin kernels for
+    weight-only quantisation.
     """
     match weights:
         case Dtype.FP32 | Dtype.BF16 | Dtype.FP16:
@@ -364,7 +358,7 @@ def compute_dtype(weights: Dtype, accelerator: Accelerator) -> Dtype:
 
 
 def is_narrow(inputs: Dtype) -> bool:
-    """Whether products with such inputs are not those of 16 bits, but of the other curve."""
+    """Whether products with such inputs use the curve for fewer than 16 bits."""
     return DTYPE_BYTES[inputs] < _ACTIVATION_BYTES
 
 
@@ -377,7 +371,7 @@ def gemm_s(
     inputs: Dtype,
     matrices: float = 1.0,
 ) -> float:
-    """One matrix product by the curves, or `matrices` of it with other weights in one launch."""
+    """One matrix product by the curves, or `matrices` products with other weights in one launch."""
     curve = gemm_curve(inputs)
     weight_count = matrix.inputs * matrix.outputs * matrices
     arithmetic_s = 2 * rows * weight_count / (device.flops_of(inputs) * curve.compute_fraction)

@@ -1,12 +1,11 @@
-"""An engine's timing as five coefficients, linear in what one step computes.
+"""An engine's timing as five coefficients, linear in the work of a step.
 
     busy_s = decode_steps * decode_step_s + decode_requests * decode_request_s
            + context_tokens * context_token_s
            + prefill_steps * prefill_step_s + prefill_tokens * prefill_token_s
 
-Sums over steps obey the same equation as one step does, which is why totals are enough to fit it.
-What it leaves out: attention's part of a prefill grows with the square of the prompt, and ends up
-in the coefficients of the mix of work that a pool has seen lately.
+Sums over steps obey the same equation, so totals are enough to fit it. Prefill attention grows with
+the square of the prompt; the model puts it into the coefficients of a pool's recent mix of work.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HOST_BYTES_PER_S = 20e9
-"""From the host's memory to a device, what PCIe 4.0 with 16 lanes leaves of its 31.5 GB/s once
-packets and scattered blocks are paid for; an order of magnitude.
-Source: PCI Express Base Specification 4.0 (16 GT/s a lane, 128b/130b)."""
+"""From host memory to a device: PCIe 4.0 x16 (31.5 GB/s) less packets and scattered blocks; an
+order of magnitude. Source: PCI Express Base Specification 4.0 (16 GT/s a lane, 128b/130b)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +22,13 @@ class StepCosts:
     """The five coefficients."""
 
     decode_step_s: float
-    """Of a step that decodes for anyone: reading the weights, launching, sampling."""
+    """Of a step with decodes: reading the weights, launching, sampling."""
     prefill_step_s: float
-    """Of a step that prefills anything, on top of what decodes beside it cost."""
+    """Of a step with prefill, in addition to its decodes."""
     prefill_token_s: float
     decode_request_s: float
     context_token_s: float
-    """For each token that decoding requests attend to: reading its keys and values."""
+    """Per token that decoding requests attend to: reading its keys and values."""
 
 
 PRIOR_COSTS = StepCosts(
@@ -40,18 +38,19 @@ PRIOR_COSTS = StepCosts(
     decode_request_s=5e-5,
     context_token_s=4e-8,
 )
-"""Round figures of the order of an 8-billion-parameter model in 16 bits on one data-centre GPU: 16
-GB of weights at 2 TB/s take 8 ms, which a prefill, bound by arithmetic, hides; 2 FLOP for each
-parameter and token at 0.4 of 800 TFLOP/s are 50 us a token; 128 KiB of keys and values a token (32
-layers, 8 heads of 128, 2 x 2 bytes) at 3.3 TB/s are 40 ns. They only have to be of the right order
-until an engine has been watched.
-Source: roofline arithmetic on published data sheets (A100, H100) and Llama 3 8B's shape."""
+"""Orders of magnitude for an 8-billion-parameter model in 16 bits on one data-centre GPU.
+
+- `decode_step_s`: 16 GB of weights at 2 TB/s take 8 ms. Prefill, bound by arithmetic, hides it.
+- `prefill_token_s`: 2 FLOP per parameter and token at 0.4 of 800 TFLOP/s are 50 us.
+- `context_token_s`: 128 KiB of keys and values (32 layers, 8 heads of 128) at 3.3 TB/s are 40 ns.
+
+Source: data sheets of A100 and H100, and Llama 3 8B's shape."""
 
 
 def prefill_budget_tokens(
     max_batched_tokens: int, max_batched_tokens_while_decoding: int | None, running: int
 ) -> int:
-    """How many prompt tokens one step computes beside so many decodes; at least one."""
+    """Prompt tokens that one step computes beside `running` decodes; at least one."""
     if running and max_batched_tokens_while_decoding is not None:
         return max(1, min(max_batched_tokens_while_decoding, max_batched_tokens) - running)
     return max(1, max_batched_tokens - running)
@@ -59,23 +58,23 @@ def prefill_budget_tokens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTiming:
-    """`EngineTiming` by fitted coefficients; see the module for what they mean."""
+    """`EngineTiming` by fitted coefficients."""
 
     costs: StepCosts
     max_batched_tokens: int
-    """How many tokens fit into one step, decodes included."""
+    """Tokens of one step, decodes included."""
     max_batched_tokens_while_decoding: int | None = None
-    """How many, where anybody decodes; None: as many."""
+    """The same for steps with decodes; None: no lower limit."""
     host_block_s: float
-    """To bring one block from the host's memory."""
+    """Time to load one block from host memory."""
 
     def prefill_s(
         self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
     ) -> float:
-        """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes.
+        """Time to compute `tokens` prompt tokens, in chunks, beside `running` decodes.
 
-        Every step decodes for all who run, and the chunk gets the room that they leave. How long
-        the prompts are is all one to a linear model.
+        Each step decodes for all running requests; the chunk gets the remaining budget. A linear
+        model ignores the prompts' lengths.
         """
         del length_tokens
         if tokens <= 0:
@@ -96,9 +95,9 @@ class FittedTiming:
         return costs.decode_step_s + requests_s + context_tokens * costs.context_token_s
 
     def decode_request_s(self, *, context_tokens: int = 0) -> float:
-        """What one more request with so much context adds to each step."""
+        """Time that another request with `context_tokens` adds to each step."""
         return self.costs.decode_request_s + context_tokens * self.costs.context_token_s
 
     def host_load_s(self, blocks: int) -> float:
-        """To bring blocks from the host's memory into the KV cache."""
+        """Time to load blocks from host memory into the KV cache."""
         return max(0, blocks) * self.host_block_s

@@ -1,4 +1,4 @@
-"""Step times from tables and polynomials that others have measured, as they define them."""
+"""Step times from published tables and polynomials, as their authors define them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from baton.perf.step_timing import StepBatch
 T = TypeVar("T")
 
 MIXED_FACTOR = 1.1
-"""A step with prompts and decodes costs so many times what its tokens cost as prompts.
-Source: Splitwise's simulator (Mutinifni/splitwise-sim, MIT), performance model."""
+"""Cost of a step with prompts and decodes, relative to the same tokens as prompts. Source:
+Splitwise's simulator (Mutinifni/splitwise-sim, MIT), performance model."""
 
 
 class InterpolationCurve:
-    """Linear between known points, and on along the last two beyond them; never below the least."""
+    """Linear between points, extrapolated from the last two; never below the lowest value."""
 
     __slots__ = ("_min", "_xs", "_ys")
 
@@ -44,18 +44,18 @@ class InterpolationCurve:
 class PolynomialTiming:
     """DistServe's fits; a `StepTiming`. Milliseconds and tokens, as published.
 
-    prompts: a + b * tokens + c * sum of squares; decodes: a + b * context + c * requests, with
+    Prompts: a + b * tokens + c * sum of squares. Decodes: a + b * context + c * requests, with
     other coefficients for large batches. Each pipeline stage takes its share and one millisecond;
-    the engine adds its own time once per step. A step with both pays the decodes' constant only
-    when there are no prompts. Source: LLMServe/DistServe (Apache-2.0), simdistserve, time estimator
-    and worker; paper (2401.09670) §3.
+    the engine adds its own time once per step. A step with both omits the decodes' constant.
+
+    Source: LLMServe/DistServe (Apache-2.0), simdistserve, time estimator and worker; paper
+    (2401.09670) §3.
     """
 
     prefill: tuple[float, float, float]
     small_batch: tuple[float, float, float]
     large_batch: tuple[float, float, float]
     large_batch_requests: int = 95
-    """Requests in a batch."""
     pipeline_stages: int = 1
     stage_ms: float = 1.0
     engine_ms: float = 2.0
@@ -88,7 +88,7 @@ class PolynomialTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterpolatedTiming:
-    """Splitwise's tables; a `StepTiming`: all that counts is how many tokens a step computes."""
+    """Splitwise's tables; a `StepTiming` that depends only on the tokens of a step."""
 
     prompt: InterpolationCurve
     """Seconds by prompt tokens in the batch."""
@@ -105,7 +105,7 @@ class InterpolatedTiming:
 
 
 class AttentionMeasurement(NamedTuple):
-    """One measured attention kernel: a chunk behind a context, beside decodes of equal context."""
+    """One measured attention kernel: a chunk after a context, beside decodes of equal context."""
 
     chunk: float
     context: float
@@ -124,7 +124,7 @@ class _Axis(Generic[T]):
         self._values = [values_by_x[x] for x in self._xs]
 
     def neighbors(self, x: float) -> Sequence[tuple[T, float]]:
-        """The neighbours of `x`, or the last two before it, with their weights in a line."""
+        """The neighbours of `x`, or the last two before it, with their linear weights."""
         xs, values = self._xs, self._values
         low = min(max(bisect_right(xs, x) - 1, 0), len(xs) - 1)
         if len(xs) == 1 or x <= xs[0] or x == xs[low]:
@@ -137,8 +137,8 @@ class _Axis(Generic[T]):
 class AttentionGrid:
     """Attention of one layer by (chunk, context, decodes, decode context), linear in each.
 
-    Each coordinate's neighbours are sought among those that exist at the coordinates before it, so
-    the grid may have holes.
+    Each coordinate's neighbours are those that exist at the coordinates before it, so the grid may
+    have holes.
     """
 
     __slots__ = ("_chunks",)
@@ -184,25 +184,25 @@ LAYER_MODULE_COUNTS = {
     "act_fn": 1,
     "down_proj": 1,
 }
-"""How often each part runs in a layer. Source: Llama's modules."""
+"""Runs of each part in a layer. Source: Llama's modules."""
 MODEL_MODULE_COUNTS = {"embedding": 1, "final_layernorm": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
-    """LLMServingSim's profiles of the parts of a model on one device; a `StepTiming`.
+    """LLMServingSim's profiles of a model's parts on one device; a `StepTiming`.
 
     Source: casys-kaist/LLMServingSim (MIT), bench; `prof_*_{dense,attention,per_sequence}.csv`.
     """
 
     layers: int
     dense: Mapping[str, InterpolationCurve]
-    """Seconds of each part, once, by tokens."""
+    """Seconds of one run of each part, by tokens."""
     attention: AttentionGrid
     per_sequence: Mapping[str, InterpolationCurve]
-    """Seconds of the output layer and the sampler by sequences."""
+    """Seconds of the output layer and the sampler, by sequences."""
     step_overhead_s: float = DEFAULT_EFFICIENCY.step_s
-    """What no part accounts for: scheduling, preparing inputs."""
+    """Time outside all parts: scheduling, preparing inputs."""
     _dense_cache: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -224,8 +224,8 @@ class LayerProfile:
     def attention_s(self, batch: StepBatch) -> float:
         """Of one layer.
 
-        Several chunks take as long as their mean does, so many times, less all launches but one;
-        decodes add what they add beside one chunk of all the tokens.
+        Several chunks take the mean chunk's time each, less all launches but one. Decodes add as
+        much as beside one chunk of all the tokens.
         """
         decodes = batch.decode_requests
         decode_context = batch.decode_context_tokens / decodes if decodes else 0.0
@@ -253,7 +253,7 @@ class LayerProfile:
 
 
 def _mean_chunk(batch: StepBatch) -> tuple[float, float]:
-    """Tokens of a mean chunk and what lies before it, from the pairs that all have together."""
+    """Tokens of a mean chunk and tokens before it, from the total of pairs."""
     chunk = batch.prefill_tokens / batch.prefill_requests
     pairs = batch.prefill_pairs / batch.prefill_requests
     return chunk, max(0.0, (pairs - chunk * (chunk + 1) / 2) / chunk)

@@ -25,8 +25,7 @@ from baton.console.feed import Feed, Row
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import NotRunning, TimedOut
 from baton.domain.names.addresses import format_address, is_any_address, parse_address
-from baton.serving.http.access_token import TokenAuthMiddleware, TokenFile
-from baton.serving.http.allowed_hosts import restrict_hosts
+from baton.serving.http.access import TokenAuthMiddleware, TokenFile, restrict_hosts
 from baton.serving.http.metrics_endpoint import METRICS_PATH, MetricsRenderer
 from baton.serving.http.side_server import AsgiApp, Message, Receive, Scope, Send, SideServer
 from baton.serving.ray import serve_control

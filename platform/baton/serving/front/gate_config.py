@@ -451,8 +451,7 @@ def _session_rules(settings: GateSettings) -> Iterator[str]:
     """Put `+` and a digest of the session's name into `txn.session`, if the client names one.
 
     Only the part of the body in HAProxy's buffer (`_BUFFER_BYTES`) is read; `at-least` would not
-    wait for
-    more.
+    wait for more.
     """
     yield "http-request set-var(txn.session) str()"
     is_unset = "{ var(txn.session) -m len 0 }"

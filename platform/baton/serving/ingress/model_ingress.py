@@ -53,7 +53,7 @@ from baton.runtime.ports import Recorder
 from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.process.gc_tuning import freeze_startup_heap
 from baton.serving.controller.quota_allocator import IngressShares, Shares
-from baton.serving.http.access_token import TokenFile
+from baton.serving.http.access import TokenFile
 from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
 from baton.serving.ingress.auth import IngressAuth, frontend_limits, request_capabilities
 from baton.serving.ingress.rust_ingress import RustIngress, open_routes
@@ -71,8 +71,7 @@ from baton.serving.shared.reports import (
 from baton.serving.store import config_store as live_config
 from baton.serving.store.config_participant import Switch
 from baton.telemetry.logs import log_event
-from baton.telemetry.metrics.ingress import IngressMetrics
-from baton.telemetry.metrics.ingress_families import IngressCollector, IngressFacts
+from baton.telemetry.metrics.ingress import IngressCollector, IngressFacts, IngressMetrics
 from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from baton.telemetry.requests.recorders import Recorders
 from baton.telemetry.requests.request_log import RequestLog, RequestReport, request_report
