@@ -11,7 +11,7 @@ from rich.console import Console
 
 from baton.cli.inspect.status import _render, text_report
 from baton.cli.output import text_lines
-from baton.policy.prefix_cache.replica_record import ReplicaIndexState
+from baton.policy.prefix_cache.index import ReplicaIndexState
 from tests.cli.reports import changed, replica_row
 
 MEMBER = {"replica_id": "decode-1", "role": "decode", "node": "10.0.0.1", "pid": 7, "link": "tcp"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.queue.wait_queue import WaitQueue
+from baton.control.queue.admission_controller import WaitQueue
 from baton.control.state.admission_terms import PriorityBand
 from baton.policy.admission.fair_queue import QueuedRequest
 

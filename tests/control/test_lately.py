@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.control.queue.recent_estimates import Estimate, RecentEstimates
+from baton.control.queue.admission_controller import Estimate, RecentEstimates
 
 
 def needed(

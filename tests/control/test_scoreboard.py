@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.accounting.slo_totals import OTHER, SloTotals
+from baton.control.accounting.accounts import OTHER, SloTotals
 from baton.domain.commands import RequestRecord
 from baton.domain.demand import LATENCY_BUCKET_BOUNDS_S, DemandTotals, Tally
 from baton.domain.request import Phase

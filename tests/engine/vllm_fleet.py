@@ -18,7 +18,7 @@ from baton.domain.handoff import HitSource, Leg, LegKind
 from baton.domain.request import LocalOnlyReason, Request
 from baton.policy.links.estimates import LinkRow, LinkState
 from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
-from baton.policy.prefix_cache.replica_record import ReplicaIndexState
+from baton.policy.prefix_cache.index import ReplicaIndexState
 from baton.runtime.link.options import LinkOptions
 from tests.engine.vllm_engines import VllmEngine, engine_settings, engine_with_peers, payload
 from tests.fakes.fleet_rig import Fleet

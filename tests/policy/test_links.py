@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.fleet import LinkTotals
-from baton.policy.links.estimates import LinkRow, LinkSettings, LinkState, LinkTable
-from baton.policy.links.transfers import LinkTransfers, Transfer
+from baton.policy.links.estimates import (
+    LinkRow,
+    LinkSettings,
+    LinkState,
+    LinkTable,
+    LinkTransfers,
+    Transfer,
+)
 from baton.policy.placement.port import LinkEstimates
 
 SETTINGS = LinkSettings(setup_s=0.002, bytes_per_s=10e9)

@@ -450,7 +450,7 @@ def test_no_more_is_predicted_than_fits() -> None:
 @pytest.mark.parametrize("mode", list(IndexMode))
 def test_each_mode_believes_its_own_sources(mode: IndexMode) -> None:
     index = index_of("a", "b", options=IndexOptions(mode=mode))
-    assert index.mode is mode
+    assert index.options.mode is mode
     index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     index.predict("b", CHAIN, 0.0)
     assert blocks(index, "a", CHAIN) == (0 if mode is IndexMode.PREDICTED else 32)

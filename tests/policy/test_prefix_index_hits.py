@@ -8,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
-from baton.policy.prefix_cache.block_masks import HolderMasks
+from baton.policy.prefix_cache.block_masks import (
+    HolderMasks,
+    Level,
+    ReportedBlocks,
+    find_levels,
+    scan_levels,
+)
 from baton.policy.prefix_cache.index import PrefixIndex
-from baton.policy.prefix_cache.lookup import Level, find_levels, scan_levels
-from baton.policy.prefix_cache.reported_blocks import ReportedBlocks
 
 SLOTS = 7
 DEPTHS = st.lists(st.integers(min_value=0, max_value=40), min_size=SLOTS, max_size=SLOTS)
@@ -221,7 +225,7 @@ def test_the_lowest_free_slot_is_used_so_that_masks_stay_narrow() -> None:
 def test_a_slot_is_not_given_out_before_all_of_it_is_swept(*, retired_during_a_sweep: bool) -> None:
     reported = ReportedBlocks(HolderMasks())
     first, second = reported.allocate_slot(), reported.allocate_slot()
-    masks = [reported.tier(tier) for tier in reported._tiers]
+    masks = list(reported.tiers.values())
     for held in masks:
         held.add(first, range(5000))
         held.add(second, range(5000))

@@ -85,6 +85,6 @@ def test_the_price_of_a_miss_is_what_the_request_itself_may_take() -> None:
     assert SloImpact(None, None, 0.5).miss_penalty_s(cost(1)) == pytest.approx(4 * 100 * 0.5)
 
 
-def test_promises_to_nobody_are_refused() -> None:
-    with pytest.raises(ValueError, match="no TPOT objective"):
+def test_an_impact_without_a_tpot_objective_is_refused() -> None:
+    with pytest.raises(ValueError, match="got no TPOT objective"):
         SloImpact(None, 1.0, None)

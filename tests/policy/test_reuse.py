@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.placement.prefix_reuse import PrefixReuse
+from baton.control.fleet.fleet_model import PrefixReuse
 
 
 def test_nothing_is_worth_anything_before_the_first_prompt() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from baton.config import load_config
 from baton.config.schema.deployment import DeploymentConfig
-from baton.control.queue.recent_estimates import SheddingClass
+from baton.control.queue.admission_controller import SheddingClass
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineStartFailed, RateLimited, Rejected
 from baton.domain.request import FinishReason, Request

@@ -1,18 +1,13 @@
-"""The request machine: admit, place, hand off, stream, recover.
+"""The coordinator of an ingress replica: which request, probe or replica each event is about.
 
-Theory of operation. `handle(event, now_s)` returns the commands that follow; the machine does no
-I/O and reads no clock. The coordinator finds what an event is about: a request (`lifecycle`), a
-probe (`prober`), a replica (`health`). A request has at most one running leg at a time (a prefill
-leg, then a decode leg; or one local leg) and at most one lease. Legs of probes are booked with
-those of requests and told apart by their ids. A leg that is given up is *closing* until its replica
-confirms the abort, because an output that was already under way may still bring a KV handle, and
-with it blocks to free.
+Theory of operation. `handle(event, now_s)` returns the commands that follow, without I/O or a
+clock. Requests are in `lifecycle`, probes in `prober`, replicas in `health`. A request has at most
+one running leg and one lease. A leg that is given up is *closing* until its replica confirms the
+abort. An output that was already under way may still bring a KV handle, and blocks to free.
 
-A leg may fail (`LegFailed`, or an output that ends in ERROR or ABORT). A replica may fail: its
-requests are placed again, with the tokens already delivered as part of the prompt. Every phase has
-a deadline. `retries` decides about the next try, and `health` about replicas. A request ends
-exactly once: `StoreRequestRecord` is issued then and only then. The invariants are in
-`check_integrity`.
+Every phase has a deadline. After a failed leg or replica, `retries` decides about the next try. A
+request ends exactly once: only then is `StoreRequestRecord` issued. `check_integrity` has the
+invariants.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from baton.control.fleet.fleet_table import FleetTable
 from baton.control.fleet.leg_table import ClosingLeg, LegTable
 from baton.control.probing.notices import PairNotice
 from baton.control.probing.prober import PairProber, ProbeOptions
-from baton.control.queue.recent_estimates import SheddingClass
+from baton.control.queue.admission_controller import SheddingClass
 from baton.control.queue.tenant_limits import LimitExceeded, TenantLimits
 from baton.control.request.draining import DrainingReplicas
 from baton.control.request.lifecycle import FAILED_FINISHES, REJECTED_FINISHES, RequestLifecycle
@@ -438,7 +433,7 @@ class Coordinator:
     # -------------------------------------------------------------- legs
 
     def _on_step(self, event: StepCompleted, now_s: float) -> None:
-        """An engine step produced something for legs: of requests, of probes, or late ones."""
+        """Pass on the outputs of one engine step: for legs of requests, for probes, or late."""
         deliveries: list[Delivery] = []
         lifecycle, replica_id, get_leg = self._lifecycle, event.replica_id, self._legs.get_running
         get_request = self._requests.get

@@ -9,6 +9,9 @@ from baton.domain.hashed_prompt import TokenIds
 from baton.domain.request import FinishReason
 from baton.domain.value import Value
 
+RENEWALS_PER_LEASE = 6
+"""How often a lease is renewed in its time while a leg waits for its blocks."""
+
 
 class HandoffMode(StrEnum):
     """How KV blocks get from the prefill replica to the decode replica."""
@@ -284,3 +287,11 @@ class Lease(Value, kw_only=True):
     kv_handle: KvHandle
     granted_at_s: float
     expires_at_s: float
+
+
+def renewed_expiry_s(now_s: float, duration_s: float) -> float:
+    """When a lease of `duration_s` expires that is renewed now: after two thirds of it.
+
+    Source: vLLM 0.32, kv_connector/v1/nixl/base_worker.py `_handle_heartbeat`.
+    """
+    return now_s + duration_s * 2 / 3

@@ -1,17 +1,16 @@
 """Which cluster a request goes to, where one front has several.
 
-Theory of operation. Between clusters nothing is exact. A front knows how far away each cluster is,
-its last reported wait, and the requests that the front itself has sent since. It knows no cache.
-Instead each *family* of requests (those with the same first blocks) has a home, by weighted
-rendezvous hashing. Fronts find the same home without any message, and larger clusters are home to
-more families. When a cluster comes or goes only its own families move. A home is among the clusters
-that are near, if any is reachable, so that each region has one of its own. A request goes where its
-first token is predicted soonest,
+Theory of operation. A front knows how far away each cluster is, its last reported wait, and the
+requests that it has sent since; it knows no cache. Instead each *family* of requests (with the same
+first blocks) has a home, by weighted rendezvous hashing. Fronts find the same home without
+messages, and a change of clusters moves only its own families. A home is among the near clusters,
+if any is reachable, so each region has one. A request goes where its first token is predicted
+soonest,
 
-    seconds = away_s + wait_s + (0 at home, else what computing the shared prefix takes),
+    seconds = away_s + wait_s + (0 at home, else the time to compute the shared prefix),
 
-so a family leaves home exactly when the wait there exceeds the value of its cache, and comes back
-when it does not. An unreachable cluster is not chosen while others are reachable.
+so a family leaves home exactly when the wait there exceeds the value of its cache. An unreachable
+cluster is not chosen while others are reachable.
 
 Source: rendezvous hashing, Thaler and Ravishankar 1998; weights by -w / ln(u) (Schindelhauer and
 Schomaker 2005).

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.scaling.forecast import RateForecast
+from baton.policy.scaling.slo import RateForecast
 
 HORIZON_S = 60.0
 

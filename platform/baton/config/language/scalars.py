@@ -49,7 +49,7 @@ class Bounds:
         return {name: end for name, end in limits.items() if end is not None}
 
 
-def _scalar_value(node: Node) -> str | float | bool | None:
+def _scalar_value(node: Node) -> str | int | float | bool | None:
     return node.value if isinstance(node, Scalar) else None
 
 

@@ -1,34 +1,36 @@
-"""A coordinator's accounts: what each request took, whether it was good, what it needed.
+"""A coordinator's accounts: the cost, the SLO result and the demand of each request.
 
-*Theory of operation.* The request machine says when a leg begins (`on_leg_started`), what its
-engine says was cached (`on_cached_tokens`), when the leg is over in whichever way
-(`on_leg_ended`), and when the request has ended (`ended`). A leg that has produced anything has
-computed its uncached prompt tokens and generated its tokens; what that takes is predicted
-(`policy.placement.device_seconds`) for the pool that it ran in, its decode steps with as many
-streams in them as the replica's reports show for that time. A leg that has produced nothing is
-taken to have cost
-nothing: it may have waited in a queue. `ended` judges, and returns the record as it is to be kept.
-Nothing here is asked by a decision about a request, and a request's tokens are looked at one leg
-at a time, never one by one.
+*Theory of operation.* A leg that has produced output has computed its uncached prompt tokens and
+generated its tokens. Their device-seconds are predicted (`policy.placement.device_seconds`) for its
+pool. Its decode steps count with the mean batch that the replica's reports show for that time. A
+leg without output costs nothing: it may have waited in a queue.
+
+`SloTotals` counts each ended request once. All counts are totals since the start. No decision about
+a request reads them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from baton.control.accounting.slo_totals import SloTotals, sum_demand
 from baton.control.fleet.fleet_model import FleetModel
 from baton.control.fleet.fleet_table import FleetTable
 from baton.control.fleet.leg_table import DispatchedLeg
 from baton.control.state.request_state import RequestState
 from baton.domain.commands import RequestRecord
 from baton.domain.demand import (
+    LATENCY_BUCKET_BOUNDS_S,
     NO_DEMAND,
     AdmissionCount,
     AdmissionOutcome,
     AdmissionPath,
     DemandTotals,
+    GpuUsage,
+    LatencyTotals,
+    Tally,
 )
 from baton.domain.errors import BatonError, Cause, Rejected
 from baton.domain.fleet import ReplicaView
@@ -36,7 +38,7 @@ from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.admission.slo_evaluation import evaluate_slo
+from baton.policy.admission.slo_evaluation import evaluate_slo, excluded, tpot_s, ttft_s
 from baton.policy.placement.device_seconds import (
     decode_device_s,
     mean_decode_batch,
@@ -46,24 +48,26 @@ from baton.policy.placement.device_seconds import (
 _CLASS_ACTIVE_S = 600.0
 """A class is in use for so long after a request of it has ended."""
 _MEAN_WINDOW_REQUESTS = 200
-"""As many as `perf.output_lengths` remembers: means follow a mix that moves."""
+"""As many as `perf.fitting.engine_timings` remembers of outputs: means follow the recent mix."""
 _OUTCOMES = {
     Phase.SHED: AdmissionOutcome.SHED,
     Phase.EVICTED: AdmissionOutcome.EVICTED,
     Phase.FAILED: AdmissionOutcome.FAILED,
     Phase.CANCELLED: AdmissionOutcome.CANCELLED,
 }
+OTHER = "other"
+"""Tenants beyond the last row."""
+_TallyKey = tuple[str, str, str, str]
+"""Class, tenant, model, pool."""
 
 
+@dataclass(slots=True)
 class _LegUsage:
     """One running leg."""
 
-    __slots__ = ("cached_tokens", "initial_view")
-
-    def __init__(self, initial_view: ReplicaView) -> None:
-        self.initial_view = initial_view
-        """Its replica when it began."""
-        self.cached_tokens: int | None = None
+    initial_view: ReplicaView
+    """Its replica when it began."""
+    cached_tokens: int | None = None
 
 
 class RecentMeans:
@@ -125,7 +129,7 @@ class AdmissionCounts:
 
 
 class Accounts:
-    """Keeps them; see the module."""
+    """Costs, SLO results and demand of the requests of one coordinator."""
 
     def __init__(self, fleet: FleetTable, fleet_model: FleetModel) -> None:
         self.slo_totals = SloTotals()
@@ -199,7 +203,10 @@ class Accounts:
             self.admission_counts.rejected(
                 record.slo.name, record.outcome, cause, is_client_error=is_client_error
             )
-        demand = NO_DEMAND if is_client_error else self._actual_demand(state, record)
+        # Only these show the length of an answer; of others it is what was expected.
+        is_length_known = record.outcome in {Phase.FINISHED, Phase.CANCELLED}
+        output_tokens = record.output_tokens if is_length_known else None
+        demand = NO_DEMAND if is_client_error else self._expected_demand(state, output_tokens)
         if record.outcome is Phase.FINISHED or (
             record.outcome is Phase.CANCELLED and record.output_tokens
         ):
@@ -243,7 +250,7 @@ class Accounts:
         """The demand so far, with expectations for running requests."""
         total = self.slo_totals.demand
         for state in in_flight:
-            total = sum_demand(total, self._expected_demand(state))
+            total = _sum_demand(total, self._expected_demand(state))
         return total
 
     def active_classes(self, now_s: float) -> tuple[Slo, ...]:
@@ -275,11 +282,6 @@ class Accounts:
                 timing, tokens, running=running, context_tokens=context_tokens, devices=devices
             )
         return device_s
-
-    def _actual_demand(self, state: RequestState, record: RequestRecord) -> DemandTotals:
-        """The demand of an ended request, or its expected demand had it been served."""
-        has_output_count = record.outcome in {Phase.FINISHED, Phase.CANCELLED}
-        return self._expected_demand(state, record.output_tokens if has_output_count else None)
 
     def _expected_demand(
         self, state: RequestState, output_tokens: int | None = None
@@ -337,3 +339,173 @@ def _rejected_record(error: Rejected, slo: Slo, tenant: str, now_s: float) -> Re
         slo=slo,
     )
     return evolve(record, slo_result=evaluate_slo(record, slo))
+
+
+@dataclass(slots=True)
+class _Row:
+    """A `Tally` that can still grow."""
+
+    evaluated: int = 0
+    excluded: int = 0
+    client_errors: int = 0
+    good: int = 0
+    ttft_met: int = 0
+    tpot_met: int = 0
+    itl_met: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    gpu_s: float = 0.0
+    by_outcome: dict[Phase, int] = field(default_factory=dict)
+
+    def add(self, record: RequestRecord, *, is_client_error: bool, was_placed: bool) -> None:
+        """Count a request in exactly one of three ways: judged, excused, barred."""
+        if is_client_error:
+            self.client_errors += 1
+            return
+        slo_result = record.slo_result
+        self.by_outcome[record.outcome] = self.by_outcome.get(record.outcome, 0) + 1
+        if excluded(record, slo_result):
+            self.excluded += 1
+        else:
+            self.evaluated += 1
+            self.good += slo_result.is_good
+            self.ttft_met += slo_result.ttft_met
+            self.tpot_met += slo_result.tpot_met
+            self.itl_met += slo_result.itl_met
+        if was_placed:
+            self.prompt_tokens += record.prompt_tokens
+        self.cached_tokens += record.cached_tokens or 0
+        self.output_tokens += record.output_tokens
+        self.gpu_s += record.gpu_s
+
+    def tally(self, key: _TallyKey) -> Tally:
+        count = self.by_outcome.get
+        return Tally(
+            *key,
+            evaluated=self.evaluated,
+            excluded=self.excluded,
+            client_errors=self.client_errors,
+            good=self.good,
+            ttft_met=self.ttft_met,
+            tpot_met=self.tpot_met,
+            itl_met=self.itl_met,
+            shed=count(Phase.SHED, 0),
+            evicted=count(Phase.EVICTED, 0),
+            failed=count(Phase.FAILED, 0),
+            cancelled=count(Phase.CANCELLED, 0),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            gpu_s=self.gpu_s,
+        )
+
+
+class _LatencyHistogram:
+    """A histogram over `LATENCY_BUCKET_BOUNDS_S`, and the sum."""
+
+    __slots__ = ("_buckets", "_requests", "_sum_s")
+
+    def __init__(self) -> None:
+        self._requests = 0
+        self._sum_s = 0.0
+        self._buckets = [0] * (len(LATENCY_BUCKET_BOUNDS_S) + 1)
+
+    def add(self, latency_s: float) -> None:
+        self._requests += 1
+        self._sum_s += latency_s
+        self._buckets[bisect_left(LATENCY_BUCKET_BOUNDS_S, latency_s)] += 1
+
+    def totals(self) -> LatencyTotals:
+        return LatencyTotals(self._requests, self._sum_s, tuple(self._buckets))
+
+
+class SloTotals:
+    """The totals of one coordinator, in rows by class, tenant, model and pool.
+
+    Tenants beyond `max_rows` are counted as `OTHER`, so that clients cannot fill the memory with
+    names. Demand is that of ended requests; reports add the expected demand of running requests.
+    """
+
+    def __init__(self, *, max_rows: int = 4096) -> None:
+        self._max_rows = max_rows
+        self._rows: dict[_TallyKey, _Row] = {}
+        self._gpu_s: dict[tuple[str, str], float] = {}
+        self._ttft = _LatencyHistogram()
+        self._tpot = _LatencyHistogram()
+        self._demand = NO_DEMAND
+
+    def record_request(
+        self,
+        record: RequestRecord,
+        decode_pool: str,
+        model: str,
+        *,
+        is_client_error: bool = False,
+        demand: DemandTotals = NO_DEMAND,
+    ) -> None:
+        """Count a request that has ended; `decode_pool` is empty when it was never placed.
+
+        `is_client_error`: it was refused for its tenant's or client's fault, so it says nothing of
+        how well the fleet serves. `demand` is its actual demand.
+        """
+        key = (record.slo.name, record.tenant, model, decode_pool)
+        row = self._rows.get(key)
+        if row is None:
+            if len(self._rows) >= self._max_rows:
+                key = (record.slo.name, OTHER, model, decode_pool)
+            row = self._rows.setdefault(key, _Row())
+        row.add(record, is_client_error=is_client_error, was_placed=bool(decode_pool))
+        if (latency_s := ttft_s(record)) is not None:
+            self._ttft.add(latency_s)
+        if (latency_s := tpot_s(record)) is not None:
+            self._tpot.add(latency_s)
+        self._demand = _sum_demand(self._demand, demand)
+
+    def add_gpu_s(self, tenant: str, pool: str, gpu_s: float) -> None:
+        """Add device-seconds of a pool to a tenant's."""
+        key = (tenant, pool)
+        if key not in self._gpu_s and len(self._gpu_s) >= self._max_rows:
+            key = (OTHER, pool)
+        self._gpu_s[key] = self._gpu_s.get(key, 0.0) + gpu_s
+
+    @property
+    def demand(self) -> DemandTotals:
+        """The demand of ended requests."""
+        return self._demand
+
+    def tallies(self) -> tuple[Tally, ...]:
+        """One for each class, tenant, model and pool that was seen."""
+        return tuple(row.tally(key) for key, row in self._rows.items())
+
+    def gpu_usage(self) -> tuple[GpuUsage, ...]:
+        """One for each tenant and pool that was seen."""
+        return tuple(GpuUsage(*key, gpu_s) for key, gpu_s in self._gpu_s.items())
+
+    def ttft_totals(self) -> LatencyTotals:
+        """Times to first token, of all who got one."""
+        return self._ttft.totals()
+
+    def tpot_totals(self) -> LatencyTotals:
+        """Times per output token, of all who got at least two."""
+        return self._tpot.totals()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when rows contradict themselves."""
+        for key, row in self._rows.items():
+            ended = sum(row.by_outcome.values())
+            assert row.evaluated + row.excluded == ended, (
+                f"{key}: {ended} ended, not all are judged"
+            )
+            least_met = min(row.ttft_met, row.tpot_met, row.itl_met)
+            assert row.good <= least_met <= row.evaluated, f"{key}: more are good than met all"
+
+
+def _sum_demand(first: DemandTotals, second: DemandTotals) -> DemandTotals:
+    """The sum of two."""
+    return DemandTotals(
+        first.requests + second.requests,
+        first.prompt_tokens + second.prompt_tokens,
+        first.uncached_tokens + second.uncached_tokens,
+        first.output_tokens + second.output_tokens,
+    )

@@ -1,12 +1,10 @@
-"""Totals since the beginning: every class over the window of its own target, and usage by tenant.
+"""Totals since the start: every class over the window of its target, and usage by tenant.
 
-*Theory of operation.* Coordinators report totals. The last report of each is kept, so everything
-together is a sum over coordinators, also over those that are gone or have begun again. Reports of
-the first minute may be of coordinators that are older than these ledgers. They count from their
-first report on, so that usage and cost of replicas are of one time. For classes, the growth since a
-coordinator's last report is added to the hour that it came in; a target over thirty days looks at
-as many hours. Replicas cost from their request to their end, idle or not: that time is added up
-from look to look.
+*Theory of operation.* Coordinators report totals. The last report of each is kept, also of those
+that are gone or have restarted, and everything together is their sum. Coordinators whose first
+report comes in the first minute count from that report on, so that usage and cost cover the same
+time. The growth of a class is added to the hour in which it was reported; a target over thirty days
+reads that many hours. Replicas cost from request to end, idle or not.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class PoolCapacity:
 
 
 class ClusterTotals:
-    """See the module."""
+    """Totals of all coordinators since the start."""
 
     def __init__(self) -> None:
         self._last_reports: OrderedDict[str, CoordinatorReport] = OrderedDict()

@@ -1,12 +1,10 @@
 """A coordinator's report to the controller, made on request: every second or two.
 
-*Theory of operation.* Counts come from the accounts and are totals since the start. Pools come from
-the fleet table, as this coordinator sees it now. Only the time in engine steps is a total kept
-here, since replicas that leave take their own totals with them. A replica's growth since its last
-look is added to its pool's total, when a report is made and when the replica is lost. A replica's
-total that has gone back is that of another life, and counts from zero.
-
-Takes time proportional to replicas and requests in flight, and none between reports.
+*Theory of operation.* Counts are the accounts' totals since the start; pools come from the fleet
+table. Only the time in engine steps is a total kept here, since replicas that leave take theirs
+along. A replica's growth is added to its pool when a report is made and when the replica is lost. A
+total that has gone back counts from zero. The cost is proportional to replicas and requests in
+flight, and zero between reports.
 """
 
 from __future__ import annotations

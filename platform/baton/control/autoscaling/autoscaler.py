@@ -1,29 +1,25 @@
-"""The autoscaler: turns what a policy wants into what is to be done, within every bound.
+"""The autoscaler: turns the desired replicas of a policy into actions, within every bound.
 
 Theory of operation. The caller ticks the machine every `options.interval_s` with an `Observation`,
-and executes its actions. A tick goes through five stages, none of which waits for anything:
+and executes its actions. A tick has five stages, none of which waits:
 
-1. *Doubt.* Input that is missing, not a number or out of all bounds (`unmet_preconditions`), a
-   clock that went back, and a policy that raises or answers nonsense make the tick *hold*: every
-   pool stays as it is, and the tick says why. Overrides are carried out nevertheless, unless the
-   pool's own counts are among the nonsense: an operator has counted himself.
-2. *Ask.* The policy says how many replicas each pool should have, and the flips. In a dry run
-   nothing comes of it: only overrides are carried out.
-3. *Bound.* Per pool, an override sets exactly that many, with no other bound but the budget. Else
-   the bounds are, in order: min and max (at once when they were changed), overdue starts,
-   pool's last change, the largest step (`ScalingBehavior`). Then the GPU budget, over all pools
-   budget, over all pools (`budget`).
-4. *Act.* Flips, then starts, then stops (`_actions_of`). Replicas that are starting count as had,
-   so a want that stands is not asked for twice. Counts in actions are differences;
-   `ScalingDecision.target_replicas` is the pool's new target, and setting that target twice does
-   no harm.
-5. *Remember.* The tick with all of its inputs: the last few hundred, and those in which something
-   was done for longer.
+1. *Validate.* A tick *holds* every pool, with the reason, after input that is missing, not a number
+   or out of bounds (`unmet_preconditions`). So it does after a clock that went back, and a policy
+   that raises or gives an invalid answer. Overrides are executed nevertheless, unless the pool's
+   own counts are invalid.
+2. *Ask.* The policy returns desired replicas of each pool, and role changes. A dry run executes
+   only overrides.
+3. *Bound.* An override sets exactly that many, within the GPU budget. Otherwise the bounds are, in
+   order: min and max (at once after a change), overdue starts, the pool's last change, the largest
+   step (`ScalingBehavior`). Last comes the GPU budget over all pools (`budget`).
+4. *Act.* Role changes, then starts, then stops (`_actions_of`). Starting replicas count as present,
+   so a repeated wish starts nothing twice. Counts in actions are differences;
+   `ScalingDecision.target_replicas` is absolute, and setting it twice does no harm.
+5. *Remember.* The last few hundred ticks with their inputs; those with actions for longer.
 
-Starts may fail. A pool whose replicas have been starting for three of its cold starts, with none
-becoming ready, gets no more until one does. A pool that is not seen any more is forgotten, its
-override is not. A pool without bounds is left as it is. Nothing here is persistent: after a
-restart, the owner of the machine gives it the overrides again.
+A pool whose replicas have been starting for three of its cold starts, with none ready, gets no more
+until one is. A pool that disappears is forgotten, its override is not. A pool without bounds stays
+as it is. Nothing is persistent: after a restart, the owner sets the overrides again.
 """
 
 from __future__ import annotations

@@ -61,12 +61,11 @@ _MAX_SAMPLES = 8
 class ColdStartTimer:
     """How long a pool's replicas take from a start to taking work, measured from counts alone.
 
-    Each observation says how many replicas of the pool are starting, how many have come up, and how
-    many of those take work. One more that starts has just been asked for; one more that takes work
-    is the one that was asked for first, among those that have come up. A start that is given up was
-    the last. A replica that was never seen to start measures nothing, and one that was out of sight
-    for a while and comes back is no start. Counts come every few seconds, so a measurement errs by
-    as much. The median of the last few counts: one start on a slow disk says next.
+    Each observation counts the pool's replicas that start, that have come up, and that take work. A
+    growing count of starting replicas is a new start. A growing count of those that take work ends
+    the oldest start; a start that is given up is the newest. A replica that was never seen to
+    start, or that comes back, measures nothing. Counts come every few seconds, which is the error.
+    The median of the last few is the estimate.
     """
 
     def __init__(self) -> None:
@@ -182,7 +181,7 @@ _ReportAndHistory: TypeAlias = tuple[CoordinatorReport, _ReportHistory]
 
 
 class Observer:
-    """See the module."""
+    """Derives observations from the reports of coordinators."""
 
     def __init__(
         self, options: ObserverOptions | None = None, *, slos: Mapping[str, Slo] | None = None

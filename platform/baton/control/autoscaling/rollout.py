@@ -1,14 +1,13 @@
-"""Whether a new generation of replicas may go on taking the place of an old one: a pure judgement.
+"""Whether a rollout goes on, waits, or is rolled back: a pure evaluation.
 
-Theory of operation. Replicas are replaced in *stages*, one pool after the other. During a stage,
-and for a while after (it *bakes*), results on new replicas are compared with results on those that
-they replace. The results are broken legs, and requests that missed their objectives. New replicas
-that are worse beyond chance, that end by themselves, or on which nearly everything breaks, are
-rolled back. Nothing is guessed from few requests: then the time decides, and the verdict says so.
+Theory of operation. Replicas are replaced in *stages*, one pool after the other. During a stage and
+its *soak*, failed legs and SLO misses of new replicas are compared with those of old replicas. New
+replicas are rolled back if they are worse beyond chance, end by themselves, or fail nearly every
+leg. Few requests prove nothing: then the time decides, and the verdict says so.
 
-"Beyond chance" is said by Wilson's interval: the lower end for the new must lie above the upper end
-for the old, and by more than a margin. It is looked at many times in a rollout, so the interval is
-wide: at z = 3 a single look errs about once in a thousand.
+Beyond chance means that Wilson's lower bound for the new lies above the upper bound for the old, by
+more than a margin. A rollout is evaluated many times, so the interval is wide: at z = 3 a single
+evaluation errs about once in a thousand.
 """
 
 from __future__ import annotations

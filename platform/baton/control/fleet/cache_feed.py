@@ -1,27 +1,23 @@
-"""Turns what an engine says of its prefix cache into the numbered updates that coordinators take.
+"""Turns an engine's prefix cache events into the numbered updates that coordinators take.
 
-Theory of operation: an engine names a block in its own way and reports its tokens. From those this
-computes our own chained hash, once, and from then on knows the block by the engine's name for as
-long as some tier holds it. A block can be named only if its parent can. Some blocks are not
-reported: those that depend on more than their tokens, those of another size, those with an unknown
-parent, and all that follow them. A missing report costs an unneeded prefill; nothing here ever
-reports a block that the engine did not report.
+Theory of operation. An engine names a block in its own way and reports its tokens. The feed
+computes baton's chained hash from them once, and then maps the engine's name for as long as some
+tier holds the block. A block is reported only if its parent is. Unreported are blocks that depend
+on more than their tokens, blocks of another size, and all that follow them. A missing report costs
+an unneeded prefill; the feed never reports a block that the engine did not.
 
-Two equal blocks may be cached at once (an engine need not notice); a block is gone when it was
-removed as often as it was stored.
+Equal blocks may be cached twice: a block is gone when it was removed as often as it was stored.
 
-When batches are missing, any block may be gone. So all are suspect and the reader is told CLEARED.
-But an engine does not store its cached blocks again, and its hottest prefixes would stay unknown
-forever. Hence suspect blocks keep their names, and come back as soon as the engine proves that it
-holds them. It computes a new block only behind a whole chain of held blocks.
+After missing batches any block may be gone: all are suspect, and the reader gets CLEARED. An engine
+does not store its cached blocks again, so suspect blocks keep their names. They come back once the
+engine computes a new block behind them, which it does only behind a whole chain of held blocks.
 
-Bound: for each tier, twice the blocks that fit into it, suspect blocks among them; beyond that the
-oldest eighth is forgotten, suspect blocks first. An engine that loses no event stays within one
-capacity. Where it does not say how much its host memory holds, that counts as large as the KV cache
-at least.
+Bound: for each tier, twice the blocks that fit into it, suspect blocks included. Beyond that the
+oldest eighth is forgotten, suspect blocks first. Host memory of unknown size counts as the KV
+cache.
 
-Changes gather until `pop_update`, which reports the final state of each block. There is at most one
-CLEARED, one REMOVED and one STORED for each tier, however many events there were.
+`pop_update` reports the final state of each block since the last: at most one CLEARED, one REMOVED
+and one STORED for each tier.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from baton.perf.fitting.lateness import LatenessHistogram
 from baton.perf.timing import EngineTiming, added_prefill_s
 from baton.policy.links.estimates import LinkTable
 from baton.policy.placement.port import PlacementContext, PlacementQuery
-from baton.policy.placement.prefix_reuse import PrefixReuse
 from baton.policy.placement.replica_cost import adapter_load_s
 from baton.policy.prefix_cache.hits import NO_HIT, NO_HITS, Hit, Hits
 from baton.policy.prefix_cache.index import IndexMode, PrefixIndex
@@ -35,17 +34,20 @@ from baton.policy.prefix_cache.replication import (
 
 MAX_SESSIONS = 65_536
 """Of all tenants together."""
+_MEMORY_TOKENS = 1_000_000.0
+"""Prompts this many tokens ago weigh a third of the newest."""
+_MAX_REUSES_PER_TOKEN = 4.0
+"""Reached at h = 0.8. Beyond it the estimate says more of its own noise than of the caches; and
+evicted blocks are the least recently used, worth less than the average."""
 
 
 class PendingPrefills:
-    """Prompts that are out, and by when each replica will have computed those it has.
+    """Prompts that were sent, and when each replica will have computed its prompts.
 
-    A replica's report of its queue is old when it arrives, and may leave out the step under way. A
-    coordinator that lets prompts in one by one, as engines come free, must know better: it knows
-    what it has sent and what has not come back. Prompts are taken to be computed one after the
-    other, so each adds its time to when the last one is done. When one is done, those that are left
-    cannot take longer than the sum of their times. Prompts of other coordinators are not known
-    here; placement uses this time or the reported one, whichever is later.
+    A replica's report of its queue is old when it arrives, and may leave out the step under way.
+    This table knows the prompts of this coordinator that have not come back; placement uses the
+    later of the two times. Prompts count as computed one after the other. When one is done, the
+    others take no longer than the sum of their times.
     """
 
     def __init__(self) -> None:
@@ -328,7 +330,7 @@ class FleetModel:
     ) -> None:
         """The first `tokens` of a request's prompt will soon be cached on a replica."""
         family = self._families.get(replica_id)
-        if family is not None and self._index_predicts:
+        if family is not None and self.index.options.mode is not IndexMode.EVENTS:
             blocks = tokens // family[1]
             max_blocks = _max_hit_blocks(state, family)
             self.index.predict(
@@ -342,7 +344,7 @@ class FleetModel:
         family = self._families.get(replica_id)
         if family is not None:
             self.reuse.observe(cached_tokens, len(state.tokens()))
-            if not self._index_predicts:
+            if self.index.options.mode is IndexMode.EVENTS:
                 return
             blocks = cached_tokens // family[1]
             self.index.check_prediction(replica_id, state.block_hashes(family), blocks, now_s)
@@ -370,7 +372,10 @@ class FleetModel:
         if decoded and request.session_id is not None:
             self._sessions.record(request.tenant, request.session_id, replica_id)
         view = self._fleet.get(replica_id)
-        if view is not None and not (view.facts.cache_events and self._uses_events):
+        if view is None:
+            return
+        reports = view.facts.cache_events and self.index.options.mode is not IndexMode.PREDICTED
+        if not reports:
             # The last token was sampled, never computed.
             tokens = len(request.prompt_token_ids) + len(state.generated) - 1
             self.predict_cached(state, replica_id, tokens, now_s)
@@ -393,14 +398,6 @@ class FleetModel:
             self._family_sizes[family] -= 1
             if not self._family_sizes[family]:
                 del self._family_sizes[family]
-
-    @property
-    def _index_predicts(self) -> bool:
-        return self.index.mode is not IndexMode.EVENTS
-
-    @property
-    def _uses_events(self) -> bool:
-        return self.index.mode is not IndexMode.PREDICTED
 
 
 def _peek_blocks(facts: ReplicaFacts) -> int | None:
@@ -434,3 +431,37 @@ class _MultiFamilyHits:
     def depths(self) -> Sequence[int]:
         """None: blocks of different families cannot be counted together."""
         return ()
+
+
+class PrefixReuse:
+    """The fraction of prompt tokens that were cached; recent prompts weigh more.
+
+    In balance, as many tokens leave the caches as enter them. If a fraction h of all prompt tokens
+    is found cached, then for each token that is computed, and so enters a cache, h / (1 - h) are
+    found.
+    """
+
+    __slots__ = ("_cached_tokens", "_prompt_tokens")
+
+    def __init__(self) -> None:
+        self._cached_tokens = 0.0
+        self._prompt_tokens = 0.0
+
+    def observe(self, cached_tokens: int, prompt_tokens: int) -> None:
+        """Add a prompt, with its tokens that were cached where it was prefilled."""
+        if not 0 <= cached_tokens <= prompt_tokens:
+            return
+        decay = max(0.0, 1 - prompt_tokens / _MEMORY_TOKENS)
+        self._cached_tokens = decay * self._cached_tokens + cached_tokens
+        self._prompt_tokens = decay * self._prompt_tokens + prompt_tokens
+
+    @property
+    def hit_fraction(self) -> float:
+        """Cached tokens of all prompt tokens; 0 before the first prompt."""
+        return self._cached_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
+
+    @property
+    def reuses_per_token(self) -> float:
+        """Tokens found cached for each that was computed, at most 4."""
+        computed = self._prompt_tokens - self._cached_tokens
+        return min(_MAX_REUSES_PER_TOKEN, self._cached_tokens / computed) if computed > 0 else 0.0

@@ -1,18 +1,17 @@
-"""Which replicas are counted on: their circuits, and whether they are heard of.
+"""The health of each replica: its circuit breaker and its heartbeats.
 
-*Theory of operation.* From messages of replicas and results of legs, it keeps the
-`Health` of every replica in the fleet table up to date, by which placement goes:
+*Theory of operation.* From messages of replicas and results of legs, it keeps `Health` in the fleet
+table up to date, which placement reads:
 
-- SILENT: it is suspect (`policy.resilience.liveness`);
-- QUARANTINED: its circuit lets nobody in now (`policy.resilience.circuit_breakers`);
-- `SOUND`: neither.
+- UNRESPONSIVE: it is suspect (`policy.resilience.liveness`);
+- EJECTED: its circuit admits no request now (`policy.resilience.circuit_breakers`);
+- HEALTHY: neither.
 
-`on_time` says which replicas to leave now. None is left while no other is heard of either: then it
-is likelier this end that is cut off, and where would streams go? The link decides then.
+`on_time` returns the replicas whose requests go elsewhere now. There are none while no replica
+responds: then it is likelier this process that is cut off.
 
-A replica that talks and does no *step* is *still*: its engine hangs. Engines may take seconds for
-one step, so this alone is no reason to leave; it is one for all of its requests once the deadline
-of any has passed.
+A replica that sends messages and does no step is *stalled*. Engines may take seconds for one step,
+so only a request's deadline takes its requests away, and then all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from baton.policy.resilience.liveness import LivenessTracker
 
 
 class ReplicaHealth:
-    """The standing of one coordinator's replicas."""
+    """The health of one coordinator's replicas."""
 
     def __init__(self, options: RecoveryOptions, fleet: FleetTable) -> None:
         self._fleet = fleet

@@ -1,23 +1,21 @@
 """The cache feed of an engine whose layers keep their blocks by different rules.
 
 *Theory of operation.* Full attention needs every block of a prefix, a sliding window its last few,
-a state (Mamba, linear attention) just the one at its end. vLLM reuses the longest prefix of which
-every group of layers holds its blocks. So a reusable prefix says nothing of shorter prefixes, and
-the feed reports exactly the reusable prefixes (`CacheShape`), by the hash of their last block.
-Where a group peeks, a draft model computes the block behind the prefix again, and it must be held.
-Then the prefix goes by the hash of that block, and is shorter than it by `lookahead_tokens`.
+a state (Mamba, linear attention) the block at its end. vLLM reuses the longest prefix of which
+every group of layers holds its blocks. A reusable prefix says nothing of shorter prefixes, so the
+feed reports each reusable prefix (`CacheShape`) by the hash of its last block. Where a draft model
+computes the block behind the prefix again, that block must be held. Then the prefix goes by the
+hash of that block, and is shorter than it by `lookahead_tokens`.
 
-Blocks form a tree, one node for each stretch of `block_size_tokens` and all before it. A node knows
-how often each group holds it, and from its parent, how far back the group's blocks reach without a
-hole. Events mark nodes; `pop_update` settles these and their descendants, from the root downwards.
+Blocks form a tree: one node for each stretch of `block_size_tokens` and all before it. A node
+counts how often each group holds it, and how far back the group's blocks reach without a hole.
+Events mark nodes; `pop_update` settles these and their descendants, from the root downwards.
 
-Unknown blocks count as not held. These are blocks with unreported tokens, blocks in the host's
-memory, and after missing batches all blocks, until the engine shows that it holds them. Full
-attention shows it by computing a block behind them.
-
-Names of blocks are the same in all groups. An event that leaves holes names blocks but not where
-they are; they count as soon as another group has told that. Bounds: twice the nodes that fit into
-the KV cache, beyond that the oldest leaves are forgotten; and as many names without a node.
+Unknown blocks count as not held: blocks without reported tokens, blocks in host memory, and after
+missing batches all blocks. Full attention proves a block by computing another behind it. Names are
+the same in all groups. An event with holes has no positions; its blocks count once another group
+has placed them. Bounds: twice the nodes that fit into the KV cache, then the oldest leaves are
+forgotten, and as many names without a node.
 """
 
 from __future__ import annotations

@@ -1,22 +1,20 @@
-"""The pair prober: can every prefill replica really hand blocks to every decode replica?
+"""The pair prober: whether each prefill replica can hand blocks to each decode replica.
 
-Theory of operation. A probe of a pair walks CHECK (the target asks the source's side channel). A
-*whole* probe walks PREFILL (the source computes a prompt of one block and a token) and PULL (the
-target fetches the block and decodes one token), too. Whole probes are made of pairs that are
-unknown, quarantined, suspect or slow, and otherwise rarely: not at all while requests' own pulls
-prove the pair. Each prompt is random, so no prefix cache hides the transfer; a target that computed
-the prompt itself after all did not get the block, and the probe has failed.
+Theory of operation. A probe of a pair begins with CHECK: the target asks the source's side channel.
+A *whole* probe continues with PREFILL (the source computes a prompt of one block and a token) and
+PULL (the target fetches the block and decodes one token). Pairs that are unknown, quarantined,
+suspect or slow get whole probes; others rarely, and none while requests' own pulls prove the pair.
+Prompts are random, so no prefix cache hides the transfer. A target that computed the prompt itself
+did not get the block: that probe has failed.
 
-A probe ends once, with one of three verdicts. FAILED quarantines the link; it is probed again after
-1 s, 2 s, 4 s, ... 30 s until a whole probe goes well; where the pull itself failed,
-`failed_agent_detector` sees whether the target is at fault. OK ends a quarantine if it was whole.
-UNCLEAR changes nothing: what fails before the pull is due, or for want of a free place, says
-something of of the pair. An overload must not take links away.
+A probe has one of three results. FAILED quarantines the link, and the next probe comes after 1 s,
+2 s, 4 s, ... 30 s. OK ends a quarantine if the probe was whole. UNCLEAR changes nothing: a failure
+before the pull, or for want of room, shows nothing about the pair. An overload must not quarantine
+links.
 
-Its legs are in the same `LegTable` as those of requests. This machine is asked about legs that run
-(`owns`). A leg that it gave up is *closing* there, and the coordinator treats it, its late ticket
-and its lease like any other. Any step may fail, and either replica; every step has a deadline, and
-a lease is released when its pull did not happen.
+Its legs are in the same `LegTable` as those of requests; `owns` tells them apart. A leg that it
+gave up is *closing* there, and the coordinator handles its late KV handle and its lease. Every step
+has a deadline. A lease is released when its pull did not happen.
 """
 
 from __future__ import annotations
@@ -25,26 +23,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+from types import MappingProxyType
 
 from baton.control.fleet.fleet_table import FleetTable
 from baton.control.fleet.leg_table import LegTable
-from baton.control.probing.failed_agent_detector import FailedAgentDetector
 from baton.control.probing.notices import PairNotice, PairNotices
-from baton.control.probing.probe_legs import Probe, ProbeLegs, ProbeStep
 from baton.control.probing.schedule import Pair, PairSchedule
 from baton.control.state.deadlines import Deadlines
 from baton.control.state.limits import CoordinatorLimits
-from baton.domain.commands import CheckSideChannel, Command
+from baton.domain.commands import (
+    AbortLegs,
+    CheckSideChannel,
+    Command,
+    ReleaseLease,
+    ReportFailedAgent,
+    SubmitLeg,
+)
 from baton.domain.events import LegFailed, SideChannelChecked
 from baton.domain.fleet import ReplicaFacts
-from baton.domain.handoff import LegFailure, LegKind, LegOutput
+from baton.domain.handoff import KvHandle, Lease, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason
 from baton.policy.links.estimates import LinkState, LinkTable
-from baton.policy.resilience.failed_agents import AgentRules
+from baton.policy.placement.port import choose_releaser
+from baton.policy.resilience.failed_agents import (
+    AgentRules,
+    PullHistory,
+    agent_failure_reason,
+    choose_replacement,
+)
 
 PROBE_PREFIX = "probe-"
 """Request ids of probes start so; those of clients have the frontend's own prefixes."""
-
 _FIRST_TOKEN_ID, _LAST_TOKEN_ID = 3, 66
 """Beyond the special tokens of common vocabularies, and within the smallest."""
 _FAILED_FINISHES = frozenset(
@@ -57,6 +66,30 @@ _LINK_FAILURES = frozenset(
     }
 )
 """Of a pull: the others are about the target alone."""
+
+
+class _ProbeStep(StrEnum):
+    """Where a probe is."""
+
+    CHECK = "side channel"
+    PREFILL = "prefill"
+    PULL = "pull"
+
+
+@dataclass(slots=True)
+class _Probe:
+    """One probe under way. PREFILL and PULL have a leg, PULL a lease too."""
+
+    probe_id: str
+    pair: Pair
+    with_transfer: bool
+    prompt: tuple[int, ...] = ()
+    step: _ProbeStep = _ProbeStep.CHECK
+    leg_id: str | None = None
+    lease: Lease | None = None
+    step_started_at_s: float = 0.0
+    """When its present step began."""
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +141,7 @@ class PairProber:
         options: ProbeOptions | None = None,
     ) -> None:
         self._fleet = fleet
-        self._legs = ProbeLegs(limits=limits, fleet=fleet, legs=legs)
+        self._legs = _ProbeLegs(limits=limits, fleet=fleet, legs=legs)
         self._links = links
         self._options = options or ProbeOptions()
         self._rng = rng
@@ -118,11 +151,11 @@ class PairProber:
             partners=self._options.max_partners,
             rng=rng,
         )
-        self._probes: dict[str, Probe] = {}
-        self._by_pair: dict[Pair, Probe] = {}
+        self._probes: dict[str, _Probe] = {}
+        self._by_pair: dict[Pair, _Probe] = {}
         self._deadlines = Deadlines()
         self._notices = PairNotices(self._schedule)
-        self._agent_detector = FailedAgentDetector(
+        self._agent_detector = _FailedAgentDetector(
             self._schedule, links, self._notices, AgentRules()
         )
         self._started_count = 0
@@ -174,7 +207,7 @@ class PairProber:
         """A target has tried a source's side channel."""
         pair = self._schedule.get(event.source_id, event.replica_id)
         probe = None if pair is None else self._by_pair.get(pair)
-        if probe is None or probe.step is not ProbeStep.CHECK:
+        if probe is None or probe.step is not _ProbeStep.CHECK:
             self.ignored_events += 1
             return []
         why = "" if event.is_reachable else f"side channel: {event.why or 'no reason given'}"
@@ -194,7 +227,7 @@ class PairProber:
             probe.cached_tokens = output.cached_tokens
         if output.finish is not None:
             self._legs.end_leg(probe)
-            if probe.step is ProbeStep.PREFILL:
+            if probe.step is _ProbeStep.PREFILL:
                 self._on_prefill_done(probe, output, now_s)
             else:
                 self._on_pull_done(probe, output.finish, now_s)
@@ -205,7 +238,7 @@ class PairProber:
         probe = self._legs.probe_of(event.leg_id)
         self._legs.end_leg(probe)
         self._legs.release_lease(probe, now_s)
-        blames_link = probe.step is ProbeStep.PULL and event.failure in _LINK_FAILURES
+        blames_link = probe.step is _ProbeStep.PULL and event.failure in _LINK_FAILURES
         outcome = _ProbeOutcome.FAILED if blames_link else _ProbeOutcome.INCONCLUSIVE
         why = f"{probe.step}: {event.failure} {event.why}".strip()
         self._end_probe(probe, outcome, now_s, why=why)
@@ -275,14 +308,14 @@ class PairProber:
     def _start_probe(self, pair: Pair, now_s: float) -> None:
         self._started_count += 1
         nonce = f"{self._rng.getrandbits(64):016x}"
-        probe = Probe(
+        probe = _Probe(
             probe_id=f"{PROBE_PREFIX}{nonce}-{self._started_count}",
             pair=pair,
             with_transfer=self._needs_transfer(pair, now_s),
         )
         self._probes[probe.probe_id] = self._by_pair[pair] = probe
         self._enter_step(
-            probe, ProbeStep.CHECK, now_s, self._options.deadline_s + self._options.answer_s
+            probe, _ProbeStep.CHECK, now_s, self._options.deadline_s + self._options.answer_s
         )
         self._legs.commands.append(
             CheckSideChannel(
@@ -301,16 +334,16 @@ class PairProber:
         proven_at_s = self._links.last_success_at_s(*pair_ids)
         return proven_at_s is None or now_s - proven_at_s >= self._options.transfer_every_s
 
-    def _start_prefill(self, probe: Probe, now_s: float) -> None:
+    def _start_prefill(self, probe: _Probe, now_s: float) -> None:
         source = probe.pair.source
         probe.prompt = tuple(
             self._rng.randint(_FIRST_TOKEN_ID, _LAST_TOKEN_ID)
             for _ in range(source.block_size_tokens + 1)
         )
-        self._enter_step(probe, ProbeStep.PREFILL, now_s, self._options.deadline_s)
+        self._enter_step(probe, _ProbeStep.PREFILL, now_s, self._options.deadline_s)
         self._legs.submit(probe, source.replica_id, LegKind.PREFILL, tokens=len(probe.prompt))
 
-    def _on_prefill_done(self, probe: Probe, output: LegOutput, now_s: float) -> None:
+    def _on_prefill_done(self, probe: _Probe, output: LegOutput, now_s: float) -> None:
         kv_handle, failed = output.kv_handle, output.finish in _FAILED_FINISHES
         if kv_handle is not None:
             self._legs.record_lease(probe, output.leg_id, kv_handle, now_s)
@@ -325,10 +358,10 @@ class PairProber:
         options = self._options
         wait_s = options.deadline_s if probe.pair.has_transferred else options.first_transfer_s
         probe.cached_tokens = None
-        self._enter_step(probe, ProbeStep.PULL, now_s, wait_s)
+        self._enter_step(probe, _ProbeStep.PULL, now_s, wait_s)
         self._legs.submit(probe, probe.pair.target.replica_id, LegKind.DECODE, tokens=1)
 
-    def _on_pull_done(self, probe: Probe, finish: FinishReason, now_s: float) -> None:
+    def _on_pull_done(self, probe: _Probe, finish: FinishReason, now_s: float) -> None:
         cached_tokens, expected_tokens = probe.cached_tokens, probe.pair.source.block_size_tokens
         if finish in _FAILED_FINISHES:
             self._legs.release_lease(probe, now_s)
@@ -344,10 +377,10 @@ class PairProber:
             return
         self._end_probe(probe, _ProbeOutcome.FAILED, now_s, why=why)
 
-    def _on_timeout(self, probe: Probe, now_s: float) -> None:
+    def _on_timeout(self, probe: _Probe, now_s: float) -> None:
         elapsed_s = now_s - probe.step_started_at_s
         why = f"{probe.step}: no answer within {elapsed_s:.3g} s"
-        blames_link = probe.step is ProbeStep.PULL and not self._is_busy(
+        blames_link = probe.step is _ProbeStep.PULL and not self._is_busy(
             probe.pair.target.replica_id
         )
         self._legs.abort(probe, now_s)
@@ -366,7 +399,7 @@ class PairProber:
         return view.load.queued_requests > 0 or view.load.step_s > self._options.deadline_s / 4
 
     def _end_probe(
-        self, probe: Probe, outcome: _ProbeOutcome, now_s: float, *, why: str = ""
+        self, probe: _Probe, outcome: _ProbeOutcome, now_s: float, *, why: str = ""
     ) -> None:
         """The probe is over; its leg and lease are taken care of already."""
         pair, elapsed_s = probe.pair, now_s - probe.step_started_at_s
@@ -392,7 +425,7 @@ class PairProber:
                 self._links.record_probe_failure(*pair_ids, now_s, why)
                 pair.failures_in_row += 1
                 retry_s = self._backoff_s(pair)
-                if probe.step is ProbeStep.PULL:
+                if probe.step is _ProbeStep.PULL:
                     self._legs.commands += self._agent_detector.on_pull_failed(pair, now_s)
                 else:
                     pair.failed_pulls_in_row = 0  # a source that does not answer is no witness
@@ -434,11 +467,204 @@ class PairProber:
 
     # -------------------------------------------------------------- legs and leases
 
-    def _enter_step(self, probe: Probe, step: ProbeStep, now_s: float, timeout_s: float) -> None:
+    def _enter_step(self, probe: _Probe, step: _ProbeStep, now_s: float, timeout_s: float) -> None:
         probe.step, probe.step_started_at_s = step, now_s
         self._deadlines.arm(probe.probe_id, now_s + timeout_s)
 
-    def _remove_probe(self, probe: Probe) -> None:
+    def _remove_probe(self, probe: _Probe) -> None:
         del self._probes[probe.probe_id]
         del self._by_pair[probe.pair]
         self._deadlines.disarm(probe.probe_id)
+
+
+class _ProbeLegs:
+    """The legs and leases of probes; `commands` collects the commands to issue."""
+
+    def __init__(self, *, limits: CoordinatorLimits, fleet: FleetTable, legs: LegTable) -> None:
+        self.commands: list[Command] = []
+        self.limits = limits
+        self._fleet = fleet
+        self._legs = legs
+        self._by_leg: dict[str, _Probe] = {}
+
+    def __contains__(self, leg_id: str) -> bool:
+        return leg_id in self._by_leg
+
+    def probe_of(self, leg_id: str) -> _Probe:
+        """The probe whose leg this is.
+
+        Raises:
+            KeyError: it is no running leg of a probe.
+        """
+        return self._by_leg[leg_id]
+
+    def submit(self, probe: _Probe, replica_id: str, kind: LegKind, *, tokens: int) -> None:
+        """Begin a leg with the probe's prompt and, once there is one, its ticket."""
+        leg = Leg(
+            leg_id=f"{probe.probe_id}~{kind}",
+            request_id=probe.probe_id,
+            kind=kind,
+            prompt_token_ids=probe.prompt,
+            max_tokens=1,
+            kv_handle=None if probe.lease is None else probe.lease.kv_handle,
+            source_id=None if probe.lease is None else probe.lease.replica_id,
+        )
+        probe.leg_id = leg.leg_id
+        self._by_leg[leg.leg_id] = probe
+        self._legs.begin(leg, replica_id, tokens)
+        self.commands.append(SubmitLeg(replica_id=replica_id, leg=leg))
+
+    def record_lease(self, probe: _Probe, leg_id: str, kv_handle: KvHandle, now_s: float) -> None:
+        """The source keeps blocks for the probe from now on."""
+        probe.lease = Lease(
+            leg_id=leg_id,
+            request_id=probe.probe_id,
+            replica_id=probe.pair.source.replica_id,
+            kv_handle=kv_handle,
+            granted_at_s=now_s,
+            expires_at_s=now_s + self.limits.lease_s,
+        )
+
+    def end_leg(self, probe: _Probe) -> None:
+        """Take a leg that is over out of the books."""
+        if probe.leg_id is not None:
+            self._legs.end(probe.leg_id)
+            del self._by_leg[probe.leg_id]
+            probe.leg_id = None
+
+    def abort(self, probe: _Probe, now_s: float) -> None:
+        """Abort the leg, if there is one; its lease goes with it. A lost replica has none left."""
+        if probe.leg_id is None:
+            return
+        leg_id = probe.leg_id
+        dispatched = self._legs.get_running(leg_id)
+        assert dispatched is not None, f"leg {leg_id} is not in the book"
+        if dispatched.replica_id not in self._fleet:
+            self.end_leg(probe)
+            self.release_lease(probe, now_s)
+            return
+        confirm_by_s = now_s + self.limits.abort_s
+        self._legs.begin_close(leg_id, lease=probe.lease, confirm_by_s=confirm_by_s)
+        del self._by_leg[leg_id]
+        probe.leg_id = None
+        self.commands.append(AbortLegs(replica_id=dispatched.replica_id, leg_ids=(leg_id,)))
+
+    def release_lease(self, probe: _Probe, now_s: float) -> None:
+        """Have the blocks freed that no replica pulls any more."""
+        if probe.lease is None:
+            return
+        fleet = self._fleet.view(now_s)
+        source = fleet.replicas.get(probe.lease.replica_id)
+        via = None if source is None else choose_releaser(source, fleet)
+        if via is not None:
+            self.commands.append(ReleaseLease(lease=probe.lease, via_replica_id=via))
+
+    def check_integrity(self, probes: list[_Probe]) -> None:
+        """Raise AssertionError when the legs are not those of the probes, or do not run."""
+        with_leg = {probe.leg_id for probe in probes if probe.leg_id is not None}
+        assert with_leg == self._by_leg.keys(), "legs of ended probes"
+        for probe in probes:
+            assert (probe.leg_id is None) == (probe.step is _ProbeStep.CHECK), f"{probe}: leg"
+            assert (probe.lease is None) == (probe.step is not _ProbeStep.PULL), f"{probe}: lease"
+            if probe.leg_id is not None:
+                assert self._legs.get_running(probe.leg_id) is not None, (
+                    f"{probe.leg_id} does not run"
+                )
+
+
+class _FailedAgentDetector:
+    """Targets whose own transfer agents have failed, by the results of whole probes.
+
+    Theory of operation. A target is evaluated after each failed pull. It is a suspect from when
+    `agent_failure_reason` gives a reason until a pull of it succeeds or it leaves. A suspect that
+    `choose_replacement` names gets a command, again with each failure, since the message may be
+    lost. A suspect that leaves counts as replaced, whichever coordinator asked for it. One that
+    ignores the command stays a suspect, and its pairs stay quarantined.
+    """
+
+    def __init__(
+        self, schedule: PairSchedule, links: LinkTable, notices: PairNotices, rules: AgentRules
+    ) -> None:
+        self._schedule = schedule
+        self._links = links
+        self._notices = notices
+        self._rules = rules
+        self._suspects: dict[str, str] = {}
+        self._replacing_id: str | None = None
+        self._replaced_at_s: float | None = None
+
+    @property
+    def suspects(self) -> Mapping[str, str]:
+        """Targets whose agents are taken for broken, and why."""
+        return MappingProxyType(self._suspects)
+
+    def on_pull_done(self, pair: Pair, now_s: float) -> None:
+        """A probe's pull over this pair went well."""
+        pair.failed_pulls_in_row = 0
+        self._clear(pair.target.replica_id, now_s)
+
+    def on_pull_failed(self, pair: Pair, now_s: float) -> list[Command]:
+        """The commands after a failed pull whose source's side channel had answered."""
+        if not pair.failed_pulls_in_row:
+            pair.pulls_fail_since_s = now_s
+        pair.failed_pulls_in_row += 1
+        target_id = pair.target.replica_id
+        why = self._diagnose(target_id, now_s)
+        if why is None:
+            self._clear(target_id, now_s)
+            return []
+        if target_id not in self._suspects:
+            self._notices.note_agent(target_id, why, now_s)
+        self._suspects[target_id] = why
+        return self._request_replacement(now_s)
+
+    def remove_replica(self, replica_id: str, now_s: float) -> None:
+        """A replica is gone, or drains."""
+        if self._suspects.pop(replica_id, None) is not None:
+            self._replaced_at_s = now_s
+        if replica_id == self._replacing_id:
+            self._replacing_id = None
+
+    def _diagnose(self, target_id: str, now_s: float) -> str | None:
+        pairs = [
+            PullHistory(
+                pair.source.replica_id,
+                pair.failed_pulls_in_row,
+                pair.pulls_fail_since_s,
+                self._links.last_success_at_s(pair.source.replica_id, target_id),
+            )
+            for pair in self._schedule.pairs_to(target_id)
+        ]
+        failing = [
+            pair.source_id for pair in pairs if pair.consecutive_failures >= self._rules.failures
+        ]
+        last_pull_at_s = {
+            source_id: self._last_pull_at_s(source_id, target_id) for source_id in failing
+        }
+        return agent_failure_reason(pairs, last_pull_at_s, now_s, self._rules)
+
+    def _last_pull_at_s(self, source_id: str, target_id: str) -> float:
+        times = (
+            self._links.last_success_at_s(source_id, pair.target.replica_id)
+            for pair in self._schedule.pairs_from(source_id)
+            if pair.target.replica_id != target_id and pair.target.replica_id not in self._suspects
+        )
+        return max((at_s for at_s in times if at_s is not None), default=float("-inf"))
+
+    def _request_replacement(self, now_s: float) -> list[Command]:
+        target_id = choose_replacement(
+            self._suspects,
+            self._schedule.target_count(),
+            last_notified=self._replacing_id,
+            since_last_s=None if self._replaced_at_s is None else now_s - self._replaced_at_s,
+            rules=self._rules,
+        )
+        if target_id is None:
+            return []
+        if target_id != self._replacing_id:
+            self._replacing_id, self._replaced_at_s = target_id, now_s
+        return [ReportFailedAgent(replica_id=target_id, why=self._suspects[target_id])]
+
+    def _clear(self, target_id: str, now_s: float) -> None:
+        if self._suspects.pop(target_id, None) is not None:
+            self._notices.note_agent(target_id, "", now_s)

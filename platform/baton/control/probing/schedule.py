@@ -1,14 +1,12 @@
-"""Which pairs of replicas there are to check, and which of them is next.
+"""Which pairs of replicas are probed, and which of them is next.
 
-New and suspect pairs go first, in order; the others by when they are due. So in a fleet too large
-for the allowed rate the pair that waited longest is next and the sweep just takes longer. Starts
-are spaced: in any `t` seconds at most `burst + t * per_s` of them.
+New and suspect pairs go first, in order; the others by due time. In a fleet too large for the
+allowed rate the pair that waited longest is next, and the sweep takes longer. In any `t` seconds at
+most `burst + t * per_s` probes start.
 
-A large fleet has more pairs than could ever be checked, or kept: of a thousand replicas a million.
-So a replica that joins is paired with at most `partners` others each way, drawn by lot. It gets
-another when it has fewer left, because some went. Another pair is watched from the moment at which
-something goes wrong on it until it is known to be well. A broken side channel is found by its
-partners, as ever.
+A thousand replicas have a million pairs. So a replica that joins is paired with at most `partners`
+random others each way, and gets another when some leave. Other pairs are added when something goes
+wrong on them, until they are known to be well. A broken side channel is found by its partners.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _MAX_PARTNER_TRIES = 64
 class ReplicaSampler:
     """Replicas by layout, of which a few are drawn as quickly among thousands.
 
-    The last takes the place of one that leaves.
+    A replica that leaves gives its place to the last.
     """
 
     def __init__(self) -> None:

@@ -1,19 +1,19 @@
-"""Admission of requests: predictions for a request and its rivals, put before `decide`.
+"""Admission of requests: predictions for a request and its competitors, as input of `decide`.
 
-*Theory of operation.* `evaluate` turns a placement into a verdict and changes nothing that matters;
-`admit`, `enqueue` and `remove` keep the books. Only requests without a first placement are asked
-about. An admitted request goes on, even without its replica, and before all that wait. Nothing is
-asked where no class has an objective, or where placement predicts nothing.
+*Theory of operation.* `evaluate` returns the decision for a placement and changes no state that
+matters; `admit`, `enqueue` and `remove` do. It evaluates only requests without a first placement.
+An admitted request goes on, even after its replica is lost, and before all that wait. It evaluates
+nothing where no class has an objective, or where placement predicts nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from baton.control.fleet.fleet_model import FleetModel
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.queue.recent_estimates import Estimate, RecentEstimates
-from baton.control.queue.wait_queue import WaitQueue
 from baton.control.state.admission_terms import PriorityBand
 from baton.control.state.request_state import RequestState
 from baton.control.state.service_rules import ServiceRules
@@ -21,6 +21,7 @@ from baton.domain.fleet import ReplicaView, Role
 from baton.domain.handoff import PlacementDecision, RouteOption
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
+from baton.perf.fitting.decayed_sum import DecayedSum
 from baton.policy.admission.decision import (
     AdmissionDecision,
     AdmissionForecast,
@@ -40,7 +41,7 @@ from baton.policy.admission.decode_forecast import (
     decode_forecast,
     predicted_tpot_s,
 )
-from baton.policy.admission.fair_queue import QueuedRequest
+from baton.policy.admission.fair_queue import FairQueue, QueuedRequest
 from baton.policy.placement.device_seconds import decode_device_s, prefill_device_s
 from baton.policy.placement.port import PlacementQuery
 
@@ -53,6 +54,54 @@ tenants have to share the fleet it is full, and the cost on an idle replica says
 _OVERRUN_QUANTILE = 0.99
 """Of the first tokens that came, those that came no later than the margin."""
 _NOT_EVALUATED = Admit(AdmissionReason.NOT_EVALUATED)
+_RATE_WINDOW_S = 5.0
+"""Loads change within tens of seconds; sums over fewer than a few seconds are noise."""
+_PRIOR_WEIGHT_S = 0.5
+"""The time for which the guess counts: as soon as half a second was measured, that weighs as much.
+"""
+_MIN_RATE_FRACTION = 0.02
+"""Of the fleet's rate, the least share that higher bands leave: waits stay finite."""
+_INFLATION_STEP = 1.1
+"""Each request that waited too long makes predictions this much longer ..."""
+_INFLATION_DECAY = 0.9998
+"""... and each turn in time, this much shorter. With ln 1.1 / -ln 0.9998 = 477 admitted for each
+that waited too long, and as many rejected as admitted, 0.2 % of the rejected wait."""
+_MISPREDICTION_DECAY = 0.002
+"""The part of an unreliability that each turn in time takes away."""
+_MAX_WAIT_INFLATION = 2.5
+"""A line of two fifths of the available time is still long enough to keep the fleet busy."""
+_MAX_AGE_S = 1.0
+_MAX_ESTIMATES = 16
+_MAX_CLASSES = 1024
+"""Tenants times classes that are remembered; with more, the oldest goes."""
+
+
+class Estimate(NamedTuple):
+    """The predicted need of a request when it arrived, were it first in line."""
+
+    at_s: float
+    unqueued_ttft_s: float
+    engine_queue_s: float
+    work_s: float
+    """Device-seconds."""
+
+
+class SheddingClass(NamedTuple):
+    """Requests of which one more would be refused."""
+
+    tenant: str
+    slo_class: str
+    is_default: bool
+    """Whether it is the class of those of its tenant who ask for none."""
+    retry_after_s: float
+
+
+class _QueuePosition(NamedTuple):
+    """The time of a request's turn."""
+
+    request: QueuedRequest
+    """Where it stands in line."""
+    wait_s: float
 
 
 class AdmissionController:
@@ -365,3 +414,236 @@ class AdmissionController:
         assert all(count > 0 for count in self._admitted_by_priority.values()), (
             "more have ended than came"
         )
+
+
+class WaitQueue:
+    """The requests that wait for their turns.
+
+    Theory of operation. A *band* is a priority, and in it requests that can still meet their
+    objectives before those that cannot. Higher bands come first. Inside a band tenants share by
+    weight, and inside a tenant the earliest deadline comes first (`policy.admission.fair_queue`).
+
+    The wait is predicted from the work ahead and the recent rate of work, in device-seconds per
+    second and replica, minus the later work of higher bands. Before any measurement that rate is 1.
+    Where the first request waits for streams to end, turns come later than predicted. Predictions
+    are then inflated until hardly any request waits too long. A request that waits too long makes
+    its band *unreliable* for a while.
+
+    The owner bounds the queue, and asks for a `victim` when it is full. Each request that is added
+    leaves by `admit` or `remove`.
+    """
+
+    def __init__(self) -> None:
+        self._bands: dict[PriorityBand, FairQueue] = {}
+        self._band_of: dict[str, PriorityBand] = {}
+        self._served_work = DecayedSum(_RATE_WINDOW_S)
+        """Work that left for the fleet, per replica, while requests waited ..."""
+        self._busy_time = DecayedSum(_RATE_WINDOW_S)
+        """... and for how long they did: both on a clock that stops while the queue is empty.
+        """
+        self._arrived_work: dict[PriorityBand, DecayedSum] = {}
+        """Work that was let in or held, by band."""
+        self._wait_inflation: dict[PriorityBand, float] = {}
+        """How much longer than predicted turns are taken to last; 1 where nothing is said."""
+        self._misprediction_rates: dict[PriorityBand, float] = {}
+        """How unreliable predictions for waiting requests are, from 0, which is not stored, to
+        1."""
+        self.head_blocked_on_decode = False
+        """Whether who is first was last seen to wait for streams to end, not for prompts."""
+        self._busy_clock_s = 0.0
+        self._updated_at_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._band_of)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._band_of
+
+    def __bool__(self) -> bool:
+        return bool(self._band_of)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._band_of)
+
+    # -------------------------------------------------------------- who waits
+
+    def add(self, band: PriorityBand, request: QueuedRequest, now_s: float) -> None:
+        """Add a request to the queue."""
+        self._advance_clock(now_s)
+        if band not in self._bands:
+            self._bands[band] = FairQueue()
+            self._bands = dict(sorted(self._bands.items(), reverse=True))
+        self._bands[band].push(request)
+        self._band_of[request.request_id] = band
+        self._note_arrival(band, request.work_s, now_s)
+
+    def head(self) -> str | None:
+        """The first request of all; None when the queue is empty."""
+        for queue in self._bands.values():
+            if (request := queue.head()) is not None:
+                return request.request_id
+        return None
+
+    def admit(
+        self, band: PriorityBand, request: QueuedRequest, *, replicas: int, now_s: float
+    ) -> None:
+        """Note that a request goes to the fleet, whether it had to wait or not."""
+        self._advance_clock(now_s)
+        if self._band_of:
+            self._served_work.add(request.work_s / max(1, replicas), self._busy_clock_s)
+        queued_band = self._band_of.pop(request.request_id, None)
+        if queued_band is not None:
+            self._bands[queued_band].serve(request.request_id)
+            if queued_band in self._wait_inflation:
+                self._wait_inflation[queued_band] = max(
+                    1.0, self._wait_inflation[queued_band] * _INFLATION_DECAY
+                )
+            if queued_band in self._misprediction_rates:
+                self._misprediction_rates[queued_band] = max(
+                    0.0, self._misprediction_rates[queued_band] - _MISPREDICTION_DECAY
+                )
+            return
+        self._note_arrival(band, request.work_s, now_s)
+        if band in self._bands:
+            self._bands[band].serve_immediately(request)
+
+    def record_timeout(self, request_id: str) -> None:
+        """Note that a waiting request's turn will not come in time, though that was predicted."""
+        band = self._band_of.get(request_id)
+        if band is None:
+            return
+        self._misprediction_rates[band] = 1.0
+        if self.head_blocked_on_decode:
+            inflation = self._wait_inflation.get(band, 1.0) * _INFLATION_STEP
+            self._wait_inflation[band] = min(_MAX_WAIT_INFLATION, inflation)
+
+    def remove(self, request_id: str, now_s: float) -> None:
+        """Take out a request that does not go to the fleet; unknown requests are ignored."""
+        band = self._band_of.get(request_id)
+        if band is not None:
+            self._advance_clock(now_s)
+            del self._band_of[request_id]
+            self._bands[band].remove(request_id)
+
+    def victim(self, band: PriorityBand) -> str | None:
+        """The newest request of the lowest band below this band; None if none is lower."""
+        for lowest_band in reversed(self._bands):
+            newest = self._bands[lowest_band].newest_id()
+            if newest is not None:
+                return newest if lowest_band < band else None
+        return None
+
+    def count_below(self, band: PriorityBand) -> int:
+        """How many wait of lower bands than this."""
+        return sum(len(line) for other, line in self._bands.items() if other < band)
+
+    # -------------------------------------------------------------- how long it takes
+
+    def position(
+        self, band: PriorityBand, request: QueuedRequest, *, replicas: int, now_s: float
+    ) -> _QueuePosition | None:
+        """The turn of a request that comes now; None: it would be first."""
+        queues = [line for other, line in self._bands.items() if len(line) and other >= band]
+        if not queues:
+            return None
+        rate = self._service_rate(band, replicas=replicas, now_s=now_s)
+        work_ahead = sum([line.queued_work_s for line in queues])
+        own_queue = self._bands.get(band)
+        if own_queue is not None and len(own_queue):
+            request = own_queue.assign_position(request, now_s=now_s, rate=rate)
+            work_ahead -= own_queue.queued_work_s
+            work_ahead += own_queue.work_ahead_s(
+                request.flow, weight=request.weight, begin_by_s=request.start_deadline_s
+            )
+        return _QueuePosition(request, work_ahead / rate * self._wait_inflation.get(band, 1.0))
+
+    def misprediction_rate(self, band: PriorityBand) -> float:
+        """How unreliable predictions for waiting requests of a band are, from 0 to 1."""
+        return self._misprediction_rates.get(band, 0.0)
+
+    def drain_s(self, *, replicas: int) -> float:
+        """How long until all who wait now have had their turns."""
+        work = self.queued_work_s
+        return (
+            work / self._service_rate(None, replicas=replicas, now_s=self._updated_at_s)
+            if work
+            else 0.0
+        )
+
+    @property
+    def queued_work_s(self) -> float:
+        """Device-seconds of all who wait."""
+        return sum(line.queued_work_s for line in self._bands.values())
+
+    def _service_rate(self, band: PriorityBand | None, *, replicas: int, now_s: float) -> float:
+        """Device-seconds per second for a band and those below it; None: for all of them."""
+        self._advance_clock(now_s)
+        served_work, busy_s = (
+            self._served_work.value(self._busy_clock_s),
+            self._busy_time.value(self._busy_clock_s),
+        )
+        rate = max(1, replicas) * (_PRIOR_WEIGHT_S + served_work) / (_PRIOR_WEIGHT_S + busy_s)
+        if band is None:
+            return rate
+        higher_band_rate = sum(
+            [came.rate(now_s) for other, came in self._arrived_work.items() if other > band]
+        )
+        return max(rate - higher_band_rate, _MIN_RATE_FRACTION * rate)
+
+    def _note_arrival(self, band: PriorityBand, work: float, now_s: float) -> None:
+        if band not in self._arrived_work:
+            self._arrived_work[band] = DecayedSum(_RATE_WINDOW_S)
+        self._arrived_work[band].add(work, now_s)
+
+    def _advance_clock(self, now_s: float) -> None:
+        elapsed_s = now_s - self._updated_at_s
+        self._updated_at_s = now_s
+        if self._band_of and elapsed_s > 0:
+            self._busy_clock_s += elapsed_s
+            self._busy_time.add(elapsed_s, self._busy_clock_s)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when bands and those who wait disagree."""
+        assert sum(len(line) for line in self._bands.values()) == len(self._band_of), "miscounted"
+        for line in self._bands.values():
+            line.check_integrity()
+
+
+class RecentEstimates:
+    """The last requests of each tenant and class: whether one more would be admitted.
+
+    A gate that rejects before it reads a request does not know its prompt. The lightest recent
+    request stands for it: if even that would be rejected, nearly all would. Estimates expire within
+    a second. So a gate that rejects still admits a few requests per second, which show when there
+    is room again.
+    """
+
+    def __init__(self) -> None:
+        self._by_class: dict[tuple[str, str], deque[Estimate]] = {}
+
+    def note(self, tenant: str, slo_class: str, estimate: Estimate) -> None:
+        """A request has arrived."""
+        estimates = self._by_class.get((tenant, slo_class))
+        if estimates is None:
+            if len(self._by_class) >= _MAX_CLASSES:
+                del self._by_class[next(iter(self._by_class))]
+            estimates = self._by_class[tenant, slo_class] = deque(maxlen=_MAX_ESTIMATES)
+        estimates.append(estimate)
+
+    def recent_classes(self, now_s: float) -> list[tuple[str, str]]:
+        """Tenants and classes of which something came of late."""
+        since_s = now_s - _MAX_AGE_S
+        return [name for name, kind in self._by_class.items() if kind and kind[-1].at_s >= since_s]
+
+    def lightest(self, tenant: str, slo_class: str, now_s: float) -> Estimate | None:
+        """The lightest recent estimate, as of now; None without a recent one."""
+        estimates = self._by_class.get((tenant, slo_class))
+        while estimates and estimates[0].at_s < now_s - _MAX_AGE_S:
+            estimates.popleft()
+        if not estimates:
+            return None
+        lightest = min(estimates, key=lambda estimate: estimate.unqueued_ttft_s)
+        latest = estimates[-1]
+        # An engine's queue is the same for all, and moves on.
+        queue_s = max(0.0, latest.engine_queue_s - (now_s - latest.at_s))
+        return lightest._replace(at_s=now_s, engine_queue_s=queue_s)

@@ -1,11 +1,10 @@
-"""Requests that are not under way: those that wait for a replica, and those that wait their turn.
+"""Requests that wait: for a replica, or for their turn.
 
-*Theory of operation.* In `unplaced` are those that no replica can take, in order of arrival; all of
-them are tried when a replica joins. In `admission.wait_queue` are those that replicas could take,
-but shall not yet. Only the first of them is tried, when capacity may have come free. A leg ended, a
-load was reported, a replica joined, or the time of the last try has passed. Together they are
-bounded. A try costs a placement, so after a try without an admission the next comes
-`_MIN_RETRY_INTERVAL_S` later at the earliest, however much happens.
+*Theory of operation.* `unplaced` has those that no replica can take, in order of arrival; all are
+tried when a replica joins. `admission.wait_queue` has those that replicas could take, but shall not
+yet. Only its first is tried, when capacity may have come free: after a leg ended, a load report, a
+replica that joined, or a pause. A try costs a placement, so after a failed one the next comes
+`_MIN_RETRY_INTERVAL_S` later at the earliest. Both together are bounded.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ class PendingRequests:
     # -------------------------------------------------------------- waiting for a replica
 
     def add_unplaced(self, state: RequestState, now_s: float) -> None:
-        """A request waits for a replica; one that was never placed has it started."""
+        """A request waits for a replica; the first wait of a request triggers a cold start."""
         self.unplaced[state.request_id] = None
         if state.placed_at_s is None:
             state.waiting_since_s = now_s

@@ -1,18 +1,18 @@
-"""Tenants' limits at one coordinator: rates, and requests at a time, as shares of the whole.
+"""Tenants' limits at one coordinator: rates, and requests in flight, as shares of the whole.
 
-*Theory of operation.* A limit holds for the deployment; this coordinator has a fraction of it,
-which is an equal fraction until `share` says another. The expected use of a request, its prompt and
-its expected answer, is charged when it arrives. It is settled when it ends: unused tokens are given
-back, and excess tokens are owed, in the buckets that were charged and nowhere else. So a tenant
-that gets a limit while requests run owes nothing for these. A request that got nothing at all is
-given back whole. Names that are not configured count for their stand-in. So there are never more
-accounts than tenants in the rules, and those of removed tenants until their last request has ended.
+*Theory of operation.* This coordinator has a fraction of each limit: an equal one until
+`apply_shares` sets another. The expected tokens of a request, prompt and answer, are charged when
+it arrives and settled when it ends, in the buckets that were charged. So a tenant that gets a limit
+while requests run owes nothing for these. A request without output is refunded. Tenants that are
+not configured share one account, so accounts are as many as tenants in the rules; accounts of
+removed tenants stay until their last request has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from baton.control.state.admission_terms import Charge
@@ -58,8 +58,8 @@ class _Account:
     mean_duration_s: float = 0.0
     """How long its requests take, on average."""
     ended_count: int = 0
-    demanded_requests: DecayedSum = field(default_factory=lambda: DecayedSum(_DEMAND_WINDOW_S))
-    demanded_tokens: DecayedSum = field(default_factory=lambda: DecayedSum(_DEMAND_WINDOW_S))
+    demanded_requests: DecayedSum = field(default_factory=partial(DecayedSum, _DEMAND_WINDOW_S))
+    demanded_tokens: DecayedSum = field(default_factory=partial(DecayedSum, _DEMAND_WINDOW_S))
 
     @property
     def max_in_flight(self) -> int | None:

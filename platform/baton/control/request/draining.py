@@ -1,19 +1,16 @@
-"""Replicas that drain: their streams may end there, and those that take too long are moved.
+"""Draining replicas: their streams may end there, and those that take too long are migrated.
 
-*Theory of operation.* A replica that drains gets no new work. Its existing work goes on: prompts
-are computed and handed off, blocks that others wait for are kept, streams go on. Streams that have
-not ended after `drain_timeout_s` are moved: aborted there, and resumed elsewhere with the tokens
-that they have. So a replica is free after a time that does not depend on how long answers are.
+*Theory of operation.* A draining replica gets no new work, and its existing work goes on. Streams
+that have not ended after `drain_timeout_s` are migrated: aborted, and resumed elsewhere with their
+tokens. So a replica is free after a time that does not depend on the length of answers.
 
-A move costs the computation of a prompt, and a pause in a stream. Hence at most
-`max_drain_migrations` are under way at a time, over all replicas that drain: the next one begins
-when one has its next token, or has ended. None begins while no other replica has room for it, or
-when it cannot be carried over; such a stream ends where it is, and the replica waits. Only streams
-move: a request without a token yet has its first soon, and can be moved then.
+A migration costs a prefill, and a pause in a stream. Hence at most `max_drain_migrations` are under
+way over all replicas; each counts until its next token or its end. A stream ends where it is while
+no other replica has room, or when it cannot be resumed. Only streams migrate: a request without a
+token gets its first soon.
 
-`begin` and `remove` say which replicas drain, `start_due_migrations` which streams to move now; the
-caller moves them. Time is looked at in `start_due_migrations` only, when `next_at_s` has come. That
-is at the end of a drain timeout, and from then on a few times a second while any stream is left.
+`start_due_migrations` returns the streams to migrate now; the caller migrates them. It acts only at
+`next_at_s`: at the end of a drain timeout, and a few times a second while a stream is left.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ _MAX_KV_USED_FRACTION = 0.95
 
 
 class DrainingReplicas:
-    """See the module."""
+    """The draining replicas of one coordinator, and their migrations."""
 
     def __init__(self, limits: CoordinatorLimits, fleet: FleetTable, legs: LegTable) -> None:
         self._limits = limits

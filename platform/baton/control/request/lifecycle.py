@@ -27,7 +27,12 @@ from baton.control.fleet.health import ReplicaHealth
 from baton.control.fleet.leg_table import DispatchedLeg, LegTable
 from baton.control.queue.pending import PendingRequests
 from baton.control.queue.tenant_limits import TenantLimits
-from baton.control.request.legs import LegRecorder
+from baton.control.request.legs import (
+    InFlightTransfers,
+    LegRecorder,
+    release_command,
+    transfer_timeout_s,
+)
 from baton.control.request.retries import (
     Fail,
     Retry,
@@ -37,16 +42,10 @@ from baton.control.request.retries import (
     is_replica_at_fault,
     is_unresumable,
 )
-from baton.control.request.transfers import (
-    InFlightTransfers,
-    new_lease,
-    release_command,
-    transfer_timeout_s,
-)
 from baton.control.state.deadlines import Deadlines
 from baton.control.state.limits import CoordinatorLimits
 from baton.control.state.prompt_use import SharedPrompts
-from baton.control.state.request_state import RUNNING_PHASES, RequestState
+from baton.control.state.request_state import ATTEMPT_SEPARATOR, RUNNING_PHASES, RequestState
 from baton.domain.commands import Command, Delivery, FailRequest, StoreRequestRecord
 from baton.domain.demand import ColdStart
 from baton.domain.errors import (
@@ -151,8 +150,8 @@ class RequestLifecycle:
     ) -> tuple[PlacementDecision, AdmissionDecision]:
         """Whether a request is admitted, and where.
 
-        Where decode will be too full for it, it may stay where it is prefilled: placement goes by
-        the streams of now, and does not see those that are on their way.
+        Placement sees only the present streams. Where decode will be too full with those on their
+        way, a request may decode where it is prefilled.
         """
         admission = self.pending.admission.evaluate(state, query, decision, now_s)
         if (
@@ -643,8 +642,15 @@ class RequestLifecycle:
     def _new_lease(
         self, output: LegOutput, replica_id: str, kv_handle: KvHandle, now_s: float
     ) -> Lease:
-        duration_s = self._limits.lease_s
-        return new_lease(output.leg_id, replica_id, kv_handle, now_s, duration_s=duration_s)
+        """The lease that comes with the KV handle of a finished leg."""
+        return Lease(
+            leg_id=output.leg_id,
+            request_id=output.leg_id.rpartition(ATTEMPT_SEPARATOR)[0],
+            replica_id=replica_id,
+            kv_handle=kv_handle,
+            granted_at_s=now_s,
+            expires_at_s=now_s + self._limits.lease_s,
+        )
 
     def release_blocks(self, output: LegOutput, replica_id: str, now_s: float) -> None:
         """Free the blocks that a leg's replica keeps, if any, and that no other will pull."""
@@ -754,7 +760,7 @@ class RequestLifecycle:
         del self.requests[state.request_id]
         self.shared_prompts.on_ended(state.request)
         self.pending.remove(state, now_s)
-        if state.charge is not None:  # for what it used, rather than for what was expected
+        if state.charge is not None:  # by actual use, in place of the expected use
             used_tokens = 0 if state.placed_at_s is None else state.token_count
             duration_s = now_s - state.accepted_at_s
             self._tenant_limits.settle(state.charge, used_tokens=used_tokens, duration_s=duration_s)

@@ -1,27 +1,21 @@
-"""Whether a request that cannot stay where it runs is tried again elsewhere, or given up.
+"""Whether a request that cannot stay where it runs is retried elsewhere, or fails.
 
-*Theory of operation.* A leg breaks, is given up by a deadline, or its replica is left as a whole.
-The request is then placed again, with the tokens that its client has as part of its prompt. Four
-things bound how often:
+*Theory of operation.* A retry places the request again, with the generated tokens as part of its
+prompt. Four bounds apply:
 
-- no more than `max_failures` failed legs of one request; a hedged leg, or the first refusal
-  of a replica that drains, is no failure;
-- no more than `_MAX_CRASHES` replicas in a row that die with a request that gets no further;
-- a request that cannot be carried over ends once its client has tokens;
-- the *retry budget* (`policy.retry_budget`): retries are a share of arrivals.
+- `max_failures` failed legs of one request; a hedged leg, or the first refusal of a draining
+  replica, is no failure;
+- `_MAX_CRASHES` replicas in a row that die with a request that makes no progress;
+- a request that cannot be resumed fails once its client has tokens;
+- the *retry budget* (`policy.resilience.retry_budget`): a share of arrivals.
 
-The budget is there for failures that breed failures. A failure that has a cause outside of the
-request, and is over once the request has left, breeds none. Its replica was lost, frozen or is
-known to ail while others are well, or a handoff failed and will not be retried for it. Such a retry
-*free*, so that the many streams of one lost replica are all carried over. It is free again once the
-request has got further, as a long stream may well outlive two replicas. A request that gets nowhere
-progress in between pays, so that a request which kills its replicas is not carried from each to the
-next. A drain is no failure and costs nothing.
+The budget is for failures that cause more failures. A retry is *free* when its cause lies outside
+of the request: its replica was lost, hangs, or fails while others are well, or a handoff failed. So
+all streams of one lost replica are resumed. It is free again only after progress, so a request that
+kills its replicas pays. A drain costs nothing.
 
-When the budget is spent, a client without output is told to come back (503); a client with tokens
-is told in its stream.
-
-`RetryPolicy` decides and changes nothing but its budget; `RequestLifecycle` acts on the decision.
+When the budget is spent, a client without output gets 503; a client with tokens gets an error in
+its stream. `RetryPolicy` changes nothing but its budget; `RequestLifecycle` executes its decisions.
 """
 
 from __future__ import annotations
@@ -146,7 +140,7 @@ class RetryPolicy:
         return Fail(RetryBudgetExhausted(state.request_id, self._budget.retry_after_s(), why))
 
     def _given_up(self, state: RequestState, cause: RetryCause, where: str) -> BatonError | None:
-        """Why a request is not tried again, whatever the budget has left; None: it may be."""
+        """The error of a request that is not retried even within the budget; None: it may be."""
         if cause.reason is RetryReason.REPLICA_LOST and state.crashes >= _MAX_CRASHES:
             why = f"{state.crashes} replicas in a row died while they ran it: {where}"
             return EngineFailed(state.request_id, why)
@@ -197,8 +191,8 @@ def is_unresumable(state: RequestState) -> bool:
 def is_failure(state: RequestState, cause: RetryCause) -> bool:
     """Whether a leg that is over counts towards `max_failures`; before its replica is avoided.
 
-    A hedge is for a leg that may yet go well, and there is one for each request. A replica drains
-    once: one that is asked again, since there is no other, may refuse for ever.
+    A hedged leg may yet have gone well, and each request has one hedge. A draining replica's first
+    refusal is no failure; a repeated one is, or it could refuse forever.
     """
     if cause.reason is RetryReason.DRAINING:
         return cause.replica_id in state.avoid

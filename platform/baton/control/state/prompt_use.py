@@ -1,24 +1,21 @@
 """How many tokens of a request's prompt were cached, from the counts of each of its legs.
 
-*Theory of operation.* A client's usage is that of its request, as if one engine had served it. That
-engine would hold the blocks that all replicas of its route held when the request came. A leg knows
-less than that:
+*Theory of operation.* A client's usage is that of its request, as if one engine had served it: with
+the blocks that all replicas of its route held on arrival. Legs report less than that:
 
-- The first leg that computes the whole prompt decides, be it a local or a prefill leg. Its replica
-  took the prompt's front from its cache and computed the rest.
-- Blocks that a decode leg pulls count as cached in its engine. They were computed for this very
-  request, so a decode leg says nothing about a prompt that was handed off as a whole.
-- A prefill leg of a front only (a prefix fetch) says how much of it its replica held. The leg that
-  computes the rest decides: the longer of that front and of its own cached part is cached.
-- Later legs are retries. A retry finds blocks of the first try, and its prompt may end with
-  generated tokens; so it changes no known count.
+- The first leg that computes the whole prompt decides, local or prefill.
+- Blocks that a decode leg pulls count as cached in its engine. They were computed for this request,
+  so a decode leg shows nothing about a prompt that was handed off as a whole.
+- A prefill leg of a prefix fetch reports how much of the front its replica held. The leg that
+  computes the rest decides: the longer of that front and of its own cached part.
+- Later legs are retries, which find blocks of the first try. They change no known count.
 
-An engine that says nothing leaves it unknown: a later leg's figure would be another one.
+Without a report the count stays unknown: a later leg's count would be another one.
 
-Several answers to one prompt (n > 1) are requests of their own here, and may run on several
-replicas. One engine would compute the prompt once, for the first of them; the others would find its
-blocks. So the first that speaks says what its replica did, and the others what they would have
-found after it (`SharedPrompts`). Only clients are told so: records keep what was computed.
+Several answers to one prompt (n > 1) are separate requests here. One engine would compute the
+prompt once, and the others would find its blocks. So the first leg reports its replica's count, the
+others report the blocks they would have found after it (`SharedPrompts`). Only clients get these
+counts; records keep what was computed.
 """
 
 from __future__ import annotations

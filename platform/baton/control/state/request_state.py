@@ -56,7 +56,8 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
 )
 """Every edge that a request may take, and no other."""
 
-_ATTEMPT_SEPARATOR = "~"
+ATTEMPT_SEPARATOR = "~"
+"""Between a request's id and the number of its leg, in the id of the leg."""
 _DEFAULT_TENANT = Tenant()
 _NO_BAND = PriorityBand(0, is_attainable=True)
 
@@ -86,11 +87,6 @@ class RunningLeg:
     first_output_at_s: float | None = None
     cached_tokens: int | None = None
     engine_times: LegTimes | None = None
-
-    def first_output(self, now_s: float, times: LegTimes | None) -> None:
-        """Its engine sent its first output."""
-        self.first_output_at_s = now_s
-        self.note_times(times)
 
     def note_times(self, times: LegTimes | None) -> None:
         """Its engine's times; invalid times are ignored."""
@@ -123,11 +119,6 @@ class RunningLeg:
             engine_times=self.engine_times,
             outcome=outcome,
         )
-
-
-def request_id_of(leg_id: str) -> str:
-    """The id of the request that a leg belongs (or belonged) to."""
-    return leg_id.rpartition(_ATTEMPT_SEPARATOR)[0]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -300,7 +291,7 @@ class RequestState:
         generated_tokens = len(self.generated)
         tokens = self.tokens()
         return Leg(
-            leg_id=f"{request.request_id}{_ATTEMPT_SEPARATOR}{self.legs_started}",
+            leg_id=f"{request.request_id}{ATTEMPT_SEPARATOR}{self.legs_started}",
             request_id=request.request_id,
             kind=kind,
             prompt_token_ids=tokens if prefill_tokens is None else tokens[:prefill_tokens],

@@ -18,7 +18,6 @@ from typing import Final
 
 import msgspec
 
-from baton.control.request.transfers import RENEWALS_PER_LEASE
 from baton.domain.errors import (
     EngineDied,
     EngineStartFailed,
@@ -27,7 +26,7 @@ from baton.domain.errors import (
     prompt_too_long_message,
 )
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
-from baton.domain.handoff import KvHandle, Leg, LegFailure
+from baton.domain.handoff import RENEWALS_PER_LEASE, KvHandle, Leg, LegFailure
 from baton.domain.kv_events import KvEventBatch
 from baton.domain.names.addresses import format_address
 from baton.engine.sim.outbox import KvEventFeed, Outbox, Outputs

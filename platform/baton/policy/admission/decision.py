@@ -1,23 +1,19 @@
-"""Admission: let a request through, hold it for a moment, or say no before any work is done.
+"""Admission: admit, queue or reject a request before any work is done.
 
-*Theory of operation.* `decide` is asked when a request arrives, and again whenever it is first in
-line and resources may be free. It gets the predicted time to first token if the request is admitted
-now, the wait for its turn, and its pace by the time that its prompt is computed. It also gets the
-number of streams that the request would break.
+*Theory of operation.* `decide` runs when a request arrives, and again while it is first in the
+queue and resources may be free. Its inputs are predictions: TTFT if admitted now, the wait for its
+turn, its TPOT once its prompt is computed, and the streams that it would break.
 
-- It is *admitted* when it is first in line, the engine has hardly a queue, and all objectives will
-  be met. These are its own and those of streams of its priority or above.
-- It is *held* when it will still be in time after its turn has come. A more urgent request can
-  overtake a prompt that waits here, but not a prompt inside an engine.
-- It is *shed* as soon as it is predicted to be late: its prompt is then never computed, and the
-  client knows within milliseconds when to come back.
+- *Admit* when it is first, the engine has hardly a queue, and all objectives will be met: its own,
+  and those of streams of its priority or above.
+- *Queue* when it will still be in time after its turn. A more urgent request can overtake a prompt
+  here, but not inside an engine.
+- *Reject* as soon as it is predicted to be late: its prompt is then never computed.
 
 Without objectives, a request is rejected only if it would wait in an engine's queue until its
-timeout.
-
-An objective that an idle fleet could not meet either (a prompt too long for its TTFT) is no reason
-to reject. Such a request is served when there is room, after attainable requests of its priority.
-It waits no longer than a request without objectives.
+timeout. An objective that an idle fleet could not meet either (a prompt too long for its TTFT) is
+no reason to reject. Such a request runs after attainable requests of its priority, and waits no
+longer than a request without objectives.
 """
 
 from __future__ import annotations

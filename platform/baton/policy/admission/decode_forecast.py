@@ -7,9 +7,9 @@ both pools would swing. So, after `horizon_s`,
 
     streams = present x exp(-horizon / life) + those whose prompts are being computed
 
-for streams end by chance after their mean life (lengths are taken to be exponentially distributed,
-as in `slo_impact`), and prompts that are ahead now are computed before this one. The decode replica
-is chosen when the prompt is done, and is then about the idlest, hence the mean over all of them.
+since streams end at random after their mean life (exponentially distributed lengths, as in
+`slo_impact`), and prompts that are ahead now are computed before. The decode replica is chosen when
+the prompt is done, and is then about the idlest, hence the mean over all of them.
 
 Source: Qin et al., Mooncake, FAST'25, early rejection based on prediction; there with one decoding
 time for all.

@@ -1,17 +1,13 @@
 """The order of tenants that want more than there is: start-time fair queueing.
 
-*Theory of operation.* Each tenant is a flow with a weight. A served request carries a *start tag*
-in virtual time: the later one of the present virtual time and the flow's last end tag. Its end tag
-is its start tag plus its work over the weight. The flow with the smallest tag is next, and virtual
-time is the tag of the last served request. So flows that all wait get work in proportion to their
-weights, within one request of each. An idle flow begins at the present and has saved up nothing; a
-single flow has everything. Source: Goyal, Vin, Cheng, Start-Time Fair Queueing, IEEE/ACM
-Transactions on Networking 5(5), 1997.
+*Theory of operation.* Each tenant is a flow with a weight. A served request has a *start tag* in
+virtual time: the later of the present virtual time and the flow's last end tag. Its end tag adds
+its work over the weight. The flow with the smallest tag is next; virtual time is the tag of the
+last served request. So waiting flows get work in proportion to their weights, within one request of
+each, and an idle flow saves up nothing. Source: Goyal, Vin, Cheng, Start-Time Fair Queueing,
+IEEE/ACM Transactions on Networking 5(5), 1997.
 
-Inside a flow the request that must begin first comes first (earliest deadline first): the request
-that can wait longest does so.
-
-Work is in predicted device-seconds, so a tenant of long prompts has fewer turns.
+Inside a flow the earliest deadline comes first. Work is in predicted device-seconds.
 """
 
 from __future__ import annotations

@@ -39,9 +39,12 @@ EndedRequest = Served | RequestRecord
 
 def evaluate_slo(ended: EndedRequest, slo: Slo) -> SloResult:
     """Compare a request's results with its objectives; a missing objective is met."""
+    ttft_or_wait_s = ttft_s(ended)
+    if ttft_or_wait_s is None:
+        ttft_or_wait_s = ended.ended_at_s - ended.arrived_at_s
     return SloResult(
         was_served=ended.outcome not in _NOT_SERVED,
-        ttft_met=_is_within(_ttft_or_wait_s(ended), slo.ttft_s),
+        ttft_met=_is_within(ttft_or_wait_s, slo.ttft_s),
         tpot_met=slo.tpot_s is None or _is_tpot_met(ended, slo.tpot_s),
         itl_met=slo.itl_p99_s is None or _is_itl_met(ended),
     )
@@ -67,12 +70,6 @@ def tpot_s(ended: EndedRequest) -> float | None:
     if first_at_s is None or last_at_s is None or ended.output_tokens <= 1:
         return None
     return (last_at_s - first_at_s) / (ended.output_tokens - 1)
-
-
-def _ttft_or_wait_s(ended: EndedRequest) -> float:
-    """The time to first token; without one, how long it was waited for."""
-    measured_s = ttft_s(ended)
-    return ended.ended_at_s - ended.arrived_at_s if measured_s is None else measured_s
 
 
 def _is_tpot_met(ended: EndedRequest, objective_s: float) -> bool:

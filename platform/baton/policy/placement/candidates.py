@@ -32,7 +32,7 @@ class FirstTokenPlan(NamedTuple):
 
     is_early: bool
     breaks_slo: bool = False
-    """Its pace, or a gap, is predicted to be broken by that."""
+    """Its TPOT or ITL objective is predicted to be missed by that."""
 
 
 _NO_EARLY_TOKEN = FirstTokenPlan(is_early=False)
@@ -192,9 +192,9 @@ class PlacementOptions:
         """The way that earlier losses have paid for, or None; records the losses otherwise.
 
         A replica that computes blocks of another holds them from then on, for requests that begin
-        alike. Had they been there already, its way would have been better than the best; the
-        if the best is taken. See `replication` for when it is not. One copy would have spared
-        would have spared the loss, so it counts for one replica: the nearest to its copy.
+        alike. Had it held them already, its way would have cost less than the best: that difference
+        is the loss if the best is taken (`replication`). One copy would have spared it, so it
+        counts for one replica: the nearest to its copy.
         """
         depths = self._query.hits.depths()[:_MAX_DEPTHS]
         best, nearest, nearest_s = ranked[0], None, 0.0
@@ -469,15 +469,13 @@ def plan_first_token(
     tpot_s: float,
     output_tokens: float,
 ) -> FirstTokenPlan:
-    """Say whether to give it at once.
+    """Whether a client gets the first token at once.
 
     Theory of operation. The prefill replica has a first token before the blocks are moved. Given
-    at once, it saves the handoff, and the handoff becomes a gap after it. In a stream of n tokens
-    the gap
-    takes handoff / (n - 1) of each token's time, and no gap of it may be longer than is promised.
-    Held back, it is part of the time to first token. So it is held back where it would break the
-    pace, or a gap, unless the first token would then be late: of two promises one is broken anyway,
-    and a client would rather see something.
+    at once, it saves the handoff, which becomes a gap after it. In a stream of n tokens the gap
+    adds handoff / (n - 1) to the TPOT, and it counts against the ITL objective. Held back, it adds
+    to the TTFT. So it is held back where it would break TPOT or ITL, unless TTFT would then be
+    missed: one objective is missed anyway, and a client prefers an early token.
 
     Args:
         slo: Objectives of the request.

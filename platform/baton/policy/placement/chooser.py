@@ -1,15 +1,14 @@
 """Placement by a plain function that chooses one replica out of several.
 
-Theory of operation: the candidates of a phase follow from roles, draining, past failures of the
-request, layouts and links. They are the same for every policy; `ChooserPlacer` settles them. The
-chooser decides among them, and is asked once for each leg. That is the only leg of a LOCAL request,
-or the prefill leg, and the decode leg when the prompt is finished. Until then the decode replica of
-a route is provisional: the least loaded replica. A chooser that takes turns would skip replicas if
-it were asked twice.
+Theory of operation. `ChooserPlacer` settles the candidates of a phase for every policy: by roles,
+draining, past failures of the request, layouts and links. The chooser runs once for each leg: for
+the only leg of a LOCAL request; or for the prefill leg, and for the decode leg after prefill. Until
+then the decode replica of a route is provisional, the least loaded one. A chooser that takes turns
+would skip replicas if it ran twice.
 
-Roles are hints, never walls: with no decode replica left a prefill replica runs both phases, and
-with no prefill replica a decode replica does. A chooser that raises, or answers with an invalid
-index, loses nothing: its failure is counted, and the least loaded candidate is taken.
+Roles are hints: without a decode replica a prefill replica runs both phases, and the other way
+round. After an exception or an invalid index the failure is counted, and the least loaded candidate
+is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Placement: whether a request is disaggregated, and which replicas run its phases.
 
-The questions to every placement policy, its inputs, and its answers. Policies are in `predicted`
-`predicted` (baton's own) and, through `chooser`, `simple` ones and the user's.
+The port of every placement policy: inputs and answers. Policies are in `predicted` (baton's own),
+`simple` and the user's modules; `chooser` adapts the latter two.
 """
 
 from __future__ import annotations

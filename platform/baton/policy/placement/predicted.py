@@ -17,11 +17,11 @@ the seconds over one, and each has a price in seconds; see `slo_impact`.
 
 Without objectives every stream's second counts as one: the least sum of everybody's waiting wins.
 
-In a large fleet only a shortlist is looked at. It has the replicas that hold most of the prompt,
-and the idler of each of a few random pairs, close to the idlest. The draw, and how ties break,
-differ between coordinators. So several that see the same stale loads do not all choose the same
-replica. Where no pair on it can hand a prompt over, see `partners`. Source: Mitzenmacher, The Power
-the same replica. Where nobody on it can hand a prompt over to another, see `can_receive`.
+In a large fleet only a shortlist is evaluated. It has the replicas that hold most of the prompt,
+and the idler of each of a few random pairs, which is close to the idlest. The draw, and how ties
+break, differ between coordinators, so several with the same stale loads do not all choose the same
+replica. Where no pair on it can hand a prompt over, see `can_receive`. Source: Mitzenmacher, The
+Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001.
 """
 
 from __future__ import annotations
@@ -494,10 +494,10 @@ def can_receive(
 ) -> list[str]:
     """Those of the targets that could pull from at least one of a few sources.
 
-    A shortlist is drawn without regard to layouts and links: these are alike nearly everywhere, and
-    to ask for each of a thousand replicas costs more than the rest of a placement. Where none of
-    those who were drawn can do it (half of a pool has another layout while it is rolled out, say),
-    it is drawn once more, from those who can.
+    A shortlist is drawn without regard to layouts and links, which are alike nearly everywhere. To
+    check a thousand replicas would cost more than the rest of a placement. Where no drawn replica
+    can do it (half of a pool has another layout during a rollout), it is drawn once more, from
+    those that can.
     """
     sources, replicas = tuple(sources), context.fleet.replicas
     return [

@@ -5,17 +5,13 @@ its time on prompts, gives each of its streams a token every
 
     pace = step / (1 - s)
 
-A stream gains slack against its TPOT objective with each token, objective - pace, and a prompt that
-is computed beside it takes the time of that prompt away at once. It is broken when that is more
-than it gains over its whole life. So the new request misses its TPOT when its pace there would, and
-of the streams beside it a share is broken, `broken_fraction`. Streams that queued prompts break
-anyway do not count: only the difference of the new prompt does.
+With each token a stream gains slack, objective - pace. A prompt beside it takes the prompt's time
+away at once. A stream is broken when that exceeds its gain over its whole life. So the new request
+misses its TPOT when its pace there would, and it breaks `broken_fraction` of the streams beside it.
+Streams that queued prompts break anyway do not count.
 
-A miss costs a multiple of the time that the request may take within its objectives. That makes
-seconds of it, which are compared with other seconds.
-
-Requests differ in their objectives. The classes of the streams on a replica are not known here, so
-they count with the objective that the placer was made with.
+A miss costs a multiple of the time that the request may take within its objectives, in seconds. The
+classes of running streams are not known here: they count with the placer's own objective.
 """
 
 from __future__ import annotations

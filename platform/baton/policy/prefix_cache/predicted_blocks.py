@@ -1,13 +1,12 @@
 """Expected blocks of replicas, from routed requests: with expiry, and least recent out.
 
-*Theory of operation.* A prediction is a chain of blocks, noted when a request is routed. A block
-belongs to the newest prediction that names it, and is forgotten with it. It expires, or is evicted
-as the oldest when its replica has more predicted blocks than fit into its cache. A newer prediction
-takes over the blocks that both begin with, and within one prediction the deepest blocks go first.
-So the rest of a chain always starts where the chain started. A prediction whose every block was
-taken over is over. Otherwise a prompt that is sent fifty times a second would be kept thousands of
-times until the first of them expires. These are looked for when there are twice as many as last
-time, so that the search costs next to nothing for each prediction.
+*Theory of operation.* A prediction is a chain of blocks, made when a request is routed. A block
+belongs to the newest prediction that names it, and is forgotten with it. A prediction expires, or
+is evicted as the oldest when its replica has more predicted blocks than fit into its cache. Within
+a prediction the deepest blocks go first, so the rest of a chain starts where the chain started. A
+prediction whose every block a newer one has taken over is over. These are removed when there are
+twice as many as last time. A prompt that is sent fifty times a second would otherwise be kept
+thousands of times.
 """
 
 from __future__ import annotations

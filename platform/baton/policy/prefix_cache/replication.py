@@ -1,18 +1,17 @@
-"""The loss because too few replicas hold a prefix: when to have it computed once more.
+"""The loss because too few replicas hold a prefix, and when that pays for one more copy.
 
-*Theory of operation.* A request goes where it costs least. Requests that begin alike therefore go
-to a holder of that beginning, for as long as they queue there for less than it takes to compute it.
-Each of them might have been served sooner by another replica if that had held the prefix, too: the
-difference is *forgone*. The losses for one prefix are added up, for the replica that it brings
-nearest to a copy, and fade. When they reach three times the cost of one more copy, the next such
-request pays for one. It is computed where it is missing, and its cost is subtracted. Loss before a
-copy is so bounded by its price.
+*Theory of operation.* Requests that begin alike go to a holder of that beginning while they queue
+there for less than it takes to compute it. Another replica might have served each of them sooner
+with the prefix: that difference is *lost*. The losses for one prefix add up, for the replica
+nearest to a copy, and decay. When they reach `COPY_PRICE_MULTIPLE` times the cost of a copy, the
+next such request computes the prefix there, and the cost is subtracted. So the loss before a copy
+is bounded by its price.
 
 Source: Karlin, Manasse, Rudolph, Sleator, Competitive Snoopy Caching, Algorithmica 3 (1988): rent
 until the rent paid comes to the price, then buy.
 
-A prefix is named by the hash of its last block, which stands for all before it. Those for which
-something was forgone longest ago are forgotten first.
+A prefix is named by the hash of its last block. The prefixes with the oldest losses are forgotten
+first.
 """
 
 from __future__ import annotations

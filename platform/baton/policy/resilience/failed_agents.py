@@ -1,10 +1,9 @@
-"""When is it the target's own transfer agent that is broken, and when may it be replaced?
+"""When a target's own transfer agent has failed, and when it may be replaced.
 
-A pair over which no pull succeeds is not used; it does not say which end is at fault. The target is
-when its pulls fail from every source, while those sources answer it and serve other targets. A
-source that does not answer is no witness: nothing reaches it, because of the network or of itself.
-Where several targets look so at once, a common cause is likelier than a fault of each. To replace
-them one by one would mend nothing, so none is replaced.
+A pair over which no pull succeeds does not show which end is at fault. The target is when its pulls
+fail from every source, while those sources answer it and serve other targets. A source that does
+not answer is no evidence. Where several targets look so at once, a common cause is likelier, and
+none is replaced.
 """
 
 from __future__ import annotations

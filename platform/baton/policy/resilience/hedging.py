@@ -1,13 +1,10 @@
-"""When a request whose first token does not come is better begun again on another replica.
+"""When a request with an overdue first token restarts on another replica.
 
-Theory of operation. Placement predicts when the first token will come. A first token later than
-that by a large factor, and later than all but one in a hundred recent tokens, is a sign of an
-unreported failure. Then placement is asked once more, without that replica. The leg moves only to a
-replica that has *nothing to do before it* and would be done in less time than was waited already.
-The remaining time of the old leg is unknown, and with waiting times as spread as these are, as long
-again is the least to expect.
-
-At no time do two legs of a request run: the old leg is aborted first. See decision 27.
+Theory of operation. A first token that is late by a large factor, and later than all but one in a
+hundred recent tokens, is a sign of an unreported failure. Placement then runs once more, without
+that replica. The leg moves only to an *idle* replica that would take less time than was waited
+already. The remaining time of the old leg is unknown; with waits as spread as these, as long again
+is the least to expect. The old leg is aborted first, so two legs never run. See decision 27.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Unresponsive replicas: a frozen process, a hung host, a cut cable all look like that.
+"""Unresponsive replicas: a frozen process, a hung host and a cut cable all look like that.
 
 Theory of operation. Every replica sends a heartbeat four times a second, independent of its engine.
-An idle replica *rests* between heartbeats: it may be quiet for `IDLE_GRACE_S` more, until it is
-given work. After half of `heartbeat_timeout_s` without a message a replica is *suspect* and gets no
-new work. After all of `heartbeat_timeout_s` it is *unresponsive*, and its requests are taken
-elsewhere. A message from it ends both.
+An idle replica may be quiet for `IDLE_GRACE_S` more, until it gets work. After half of
+`heartbeat_timeout_s` without a message a replica is *suspect* and gets no new work. After all of it
+the replica is *unresponsive*, and its requests go elsewhere. A message ends both.
 
-A check runs a few times within `heartbeat_timeout_s`, while any request runs. When a check comes
-late, the checking process itself stood still, and no replica is blamed for that time.
+Checks run while any request runs. When a check is late, the checking process itself stood still,
+and no replica is blamed for that time.
 """
 
 from __future__ import annotations

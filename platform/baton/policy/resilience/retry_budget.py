@@ -1,17 +1,13 @@
 """The retry budget of a fleet: a share of arrivals, and a fixed minimum.
 
-Theory of operation. A failed request is retried; where everything fails, that multiplies the load
-on the remaining replicas, which then fail more (a *retry storm*). So over a window of time retries
-may be at most
+Theory of operation. Where everything fails, retries multiply the load on the remaining replicas (a
+*retry storm*). So in a window of time retries may be at most
 
-    floor + fraction x arrivals in that window
+    min_retries + ratio x arrivals in that window
 
-Retries that *carry* a stream whose client has tokens already may use all of it. Those of requests
-without output get only the first part of it, `_NO_OUTPUT_FRACTION`, for their clients can come
-back. The window slides in slots, so that at most a slot's worth is forgotten too soon.
-
-Retries outside this budget are free; see `control.request.retries` for its scope. Source: Finagle's
-RetryBudget and gRPC's retry throttling (gRFC A6) bound retries by arrivals in the same way.
+Retries of streams whose client has tokens may use all of it. Others get `_NO_OUTPUT_FRACTION` of
+it, since their clients can come back. The window slides in slots. `control.request.retries` says
+which retries are free. Source: Finagle's RetryBudget and gRPC's retry throttling (gRFC A6).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many ingresses there should be, by how busy those are that there are.
+"""Desired ingresses, by the processor use of present ingresses.
 
-More come at once, for an ingress that has no processor left makes every stream wait. One at a time
-goes, and only when the rest would have had room for all of it for a while.
+All missing ingresses start at once, since a saturated ingress delays every stream. One at a time
+stops, and only after the rest would have had room for its work for a while.
 """
 
 from __future__ import annotations

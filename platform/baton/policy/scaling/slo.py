@@ -5,15 +5,15 @@ each has a `RateForecast`. Pools fall into *groups*, one for each need: those th
 that decode, and those that do both (`groups`). A group's need, in replicas, is the greatest of
 
 - the need of *present* demand, so that the tail is served, not just the mean (`needs`);
-- the need when a replica started now is ready, at a quantile (`forecast`);
+- the need when a replica started now is ready, at a quantile (`RateForecast`);
 - the need to work off the backlog that will be left by then, if requests would be late (the fast
   loop);
 - the need of the running streams, and of those that admission holds.
 
 A `CapacityCorrection` raises needs when requests are late although there should be enough. A
 `NeedStabilizer` turns the need into a target: up at once, down when that is worth going back on. A
-role that is short takes the cheapest replicas that there are: spare replicas of the other role
-spare (`role_flips`), then new ones. What is to spare in the end is stopped.
+role that is short takes the cheapest replicas: spare replicas of the other role (`role_flips`),
+then new replicas. Replicas that are still spare are stopped.
 
 A pool whose capacity is not known yet stays as it is, and gets one replica at a time while requests
 would be late. Units: tokens per second, seconds, replicas of a group's strongest pool.
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -31,7 +31,6 @@ from baton.domain.fleet import Role
 from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
 from baton.policy.scaling.estimators.stabilization import NeedStabilizer, whole_replicas
 from baton.policy.scaling.estimators.windows import SlidingSlope
-from baton.policy.scaling.forecast import RateForecast
 from baton.policy.scaling.needs import objective_of
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
@@ -75,6 +74,18 @@ are too few then. The forecast and the backlog answer that. Believed up to 16, i
 more GPU-hours on Azure's code completions, for two requests in a hundred more in time."""
 _POISSON_SQUARED_VARIATION = 2.0
 """Poisson arrivals (1) of prompts as varied as an exponential distribution's (1)."""
+_MAX_ERRORS = 64
+"""Errors that are remembered: enough for a 95th percentile, few enough to follow a change."""
+_MIN_ERRORS = 8
+_CHECKS_PER_HORIZON = 4
+"""How often within a horizon a prediction is put aside."""
+_MIN_CHECK_INTERVAL_S = 5.0
+_MAX_RELATIVE_ERROR = 3.0
+"""Relative: four times what was predicted, or more, says no more than that it was a burst."""
+_ERROR_SCALE_FLOOR_FRACTION = 0.05
+"""Of the usual level: errors are not taken relative to less, so that idle time does not count for
+much."""
+_BASELINE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -550,3 +561,96 @@ class BurstinessEstimator:
             max(median(self._ratios) / _NORMAL_MEDIAN, _POISSON_SQUARED_VARIATION),
             _MAX_SQUARED_VARIATION,
         )
+
+
+class RateForecast:
+    """One series of rates, and its near future.
+
+    Theory of operation. A level and a damped trend are smoothed by the time between ticks, so
+    uneven ticks and gaps do no harm. Every so often the forecast for one horizon ahead is kept, and
+    compared when its time comes. A quantile of the last few dozen relative errors is added to the
+    next forecast. So steady demand costs little headroom, and jumpy demand much. Relative errors of
+    a lull are large, so the addition never leads beyond the highest rate of about an hour.
+
+    Source: E. Gardner and E. McKenzie, Forecasting trends in time series (1985), for the damped
+    trend, here for uneven steps: with smoothing times T the weight of a step dt is 1 - exp(-dt /
+    T). The rate of a day before is no help: in ServeGen's m-large trace it correlates by 0.1 and
+    less.
+    """
+
+    def __init__(self, *, level_s: float = 15.0, trend_s: float = 120.0) -> None:
+        """Smooth the level and the trend over these times; a trend lasts as long again."""
+        self._level_s, self._trend_s = level_s, trend_s
+        self._at_s: float | None = None
+        self._level = 0.0
+        self._trend = 0.0
+        self._baseline = 0.0
+        self._peak = 0.0
+        """Highest rate seen, falling to the usual rate."""
+        self._pending_checks: deque[tuple[float, float]] = deque()
+        self._errors: deque[float] = deque(maxlen=_MAX_ERRORS)
+
+    def observe(self, at_s: float, rate: float, *, horizon_s: float) -> None:
+        """Take in the present rate, and put aside the forecast for one horizon ahead."""
+        if not (math.isfinite(rate) and rate >= 0):
+            return
+        if self._at_s is None or at_s < self._at_s:
+            self._reset(at_s, rate)
+        elif at_s > self._at_s:
+            self._smooth(at_s - self._at_s, rate)
+            self._at_s = at_s
+            self._check_predictions(at_s, rate)
+        self._schedule_check(at_s, horizon_s)
+
+    def predict(self, horizon_s: float, *, quantile: float | None = None) -> float:
+        """The rate `horizon_s` after the last rate seen; at its mean without a quantile."""
+        mean = self._mean(horizon_s)
+        if quantile is None or len(self._errors) < _MIN_ERRORS:
+            return mean
+        error = _quantile(sorted(self._errors), quantile)
+        return max(0.0, min(mean + error * self._error_scale(mean), max(mean, self._peak)))
+
+    def _mean(self, horizon_s: float) -> float:
+        damped_horizon_s = self._trend_s * -math.expm1(-horizon_s / self._trend_s)
+        return max(0.0, self._level + self._trend * damped_horizon_s)
+
+    def _error_scale(self, predicted: float) -> float:
+        return max(predicted, _ERROR_SCALE_FLOOR_FRACTION * self._baseline, 1e-9)
+
+    def _reset(self, at_s: float, rate: float) -> None:
+        self._at_s, self._level, self._trend = at_s, rate, 0.0
+        self._baseline = self._peak = rate
+        self._pending_checks.clear()
+
+    def _smooth(self, step_s: float, rate: float) -> None:
+        expected = self._mean(step_s)
+        previous_level = self._level
+        self._level = expected + (rate - expected) * -math.expm1(-step_s / self._level_s)
+        observed_trend = (self._level - previous_level) / step_s
+        trend_decay = math.exp(-step_s / self._trend_s)
+        self._trend = self._trend * trend_decay + observed_trend * (1.0 - trend_decay)
+        baseline_weight = -math.expm1(-step_s / _BASELINE_S)
+        self._baseline += (rate - self._baseline) * baseline_weight
+        self._peak = max(rate, self._peak + (self._baseline - self._peak) * baseline_weight)
+
+    def _check_predictions(self, at_s: float, rate: float) -> None:
+        while self._pending_checks and self._pending_checks[0][0] <= at_s:
+            due_s, predicted = self._pending_checks.popleft()
+            if at_s - due_s <= max(self._level_s, _MIN_CHECK_INTERVAL_S):  # else it fell into a gap
+                error = (rate - predicted) / self._error_scale(predicted)
+                self._errors.append(min(error, _MAX_RELATIVE_ERROR))
+
+    def _schedule_check(self, at_s: float, horizon_s: float) -> None:
+        due_s = at_s + horizon_s
+        every_s = max(horizon_s / _CHECKS_PER_HORIZON, _MIN_CHECK_INTERVAL_S)
+        if self._pending_checks and due_s < self._pending_checks[-1][0] + every_s:
+            return
+        self._pending_checks.append((due_s, self._mean(horizon_s)))
+
+
+def _quantile(ordered: Sequence[float], quantile: float) -> float:
+    """Linear between the two nearest (Hyndman and Fan's type 7)."""
+    rank = quantile * (len(ordered) - 1)
+    below = int(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)

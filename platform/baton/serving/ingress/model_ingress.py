@@ -25,7 +25,7 @@ from baton.config.schema.observability import ObservabilityConfig
 from baton.control.coordinator import Coordinator
 from baton.control.fleet.adapter_registry import RuntimeAdapter
 from baton.control.probing.notices import PairNoticeKind
-from baton.control.queue.recent_estimates import SheddingClass
+from baton.control.queue.admission_controller import SheddingClass
 from baton.control.state.limits import CoordinatorLimits
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.commands import Delivery, RecordSelection

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from baton.config.derive.options import slo_classes, tenants
 from baton.config.schema.deployment import DeploymentConfig
-from baton.control.queue.recent_estimates import SheddingClass
+from baton.control.queue.admission_controller import SheddingClass
 from baton.domain.errors import EngineStartFailed, LinkFailed, Rejected
 from baton.domain.tenant import DEFAULT_TENANT, Tenant
 from baton.engine.vllm.frontend.rust_frontend import RustFrontend

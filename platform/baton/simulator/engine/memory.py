@@ -6,9 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from baton.control.request.transfers import renewed_expiry_s
 from baton.control.state.deadlines import Deadlines
-from baton.domain.handoff import Leg
+from baton.domain.handoff import Leg, renewed_expiry_s
 from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.simulator.engine.blocks import BlockPool, expect
 from baton.simulator.engine.runs import LegRun

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, assert_never
 
-from baton.control.request.transfers import RENEWALS_PER_LEASE
 from baton.domain.events import (
     CacheChanged,
     Event,
@@ -35,7 +34,7 @@ from baton.domain.events import (
     StepCompleted,
 )
 from baton.domain.fleet import Load, LossReason, ReplicaFacts, Role
-from baton.domain.handoff import KvHandle, Leg, LegFailure, LegOutput
+from baton.domain.handoff import RENEWALS_PER_LEASE, KvHandle, Leg, LegFailure, LegOutput
 from baton.simulator.engine.commands import (
     CancelFetch,
     EngineCommand,

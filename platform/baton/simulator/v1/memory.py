@@ -6,10 +6,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from baton.control.request.transfers import renewed_expiry_s
 from baton.control.state.deadlines import Deadlines
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
-from baton.domain.handoff import Leg
+from baton.domain.handoff import Leg, renewed_expiry_s
 from baton.domain.hashed_prompt import HashedPrompt, TokenIds
 from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.simulator.engine.blocks import expect

@@ -50,7 +50,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from baton.control.request.pull_permits import PullPermits
-from baton.control.request.transfers import RENEWALS_PER_LEASE, renewed_expiry_s
+from baton.domain.handoff import RENEWALS_PER_LEASE, renewed_expiry_s
 from baton.engine.vllm.patches import table
 from baton.engine.vllm.patches.lease_checks import CompletedRead, KeptLeases, LeaseQueries, listen
 from baton.engine.vllm.wire.transfer_keys import (

@@ -1,4 +1,4 @@
-"""Pools by model and by what they are needed for, and what demand needs of each group."""
+"""Pools by model and by need, and the need of each group."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def _unmet_fraction(need: float | None, max_replicas: float) -> float:
 class PerModelPolicy:
     """Asks a policy of its own for each model; where there is one model, that one for all.
 
-    What one model is asked for says nothing about the pools of another. What they do share is GPUs:
-    the autoscaler grants the desired replicas of all of them together, within one budget.
+    Demand for one model tells nothing about the pools of another. They share GPUs: the autoscaler
+    grants the desired replicas of all of them together, within one budget.
     """
 
     def __init__(self, make: Callable[[], ScalingPolicy]) -> None:
