@@ -29,8 +29,12 @@ with warnings.catch_warnings():
         SlidingWindowSpec,
     )
 
-    from baton.engine.vllm.patches import cache_report
-    from baton.engine.vllm.patches.cache_report import CACHE_CALL, CacheReport, request_cache_report
+    from baton.engine.vllm.patches import engine_reports
+    from baton.engine.vllm.patches.engine_reports import (
+        CACHE_CALL,
+        CacheReport,
+        request_cache_report,
+    )
 
 HEADS: dict[str, Any] = {"num_kv_heads": 2, "head_size": 8, "dtype": torch.bfloat16}
 FULL = FullAttentionSpec(block_size=16, **HEADS)
@@ -80,7 +84,7 @@ class Core:
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineCore, CACHE_CALL, None, raising=False)  # so that it is taken back
-    cache_report.apply()
+    engine_reports.apply_cache_report()
 
 
 async def test_plain_attention_has_no_shape() -> None:

@@ -22,7 +22,7 @@ from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
-from baton.engine.vllm.core.core_outputs import CoreOutputs
+from baton.engine.vllm.core.engine import CoreOutputs
 
 PATIENCE_S = 10.0
 

@@ -15,7 +15,7 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed, LinkFailed
 from baton.domain.fleet import ReplicaFacts, Role
-from baton.engine.vllm.fast_path.fast_tokenizer import FastEncoder
+from baton.engine.vllm.fast_path.tokenization_cache import FastEncoder
 from baton.engine.vllm.frontend.app import VllmFrontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
 from tests.compat.echo_fleet import EchoFleet

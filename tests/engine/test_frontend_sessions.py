@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.vllm.wire.identity import MAX_SESSION_CHARS, Caller, tenant_session_id
-from baton.engine.vllm.wire.sessions import (
+from baton.engine.vllm.wire.identity import (
+    MAX_SESSION_CHARS,
     SESSION_HEADERS,
+    Caller,
     session_in_body,
     session_in_headers,
+    tenant_session_id,
 )
 
 ACME, BETA = Caller("acme"), Caller("beta")

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from baton.engine.vllm.gate.error_texts import describe_field_errors, sanitize, strip_class_names
-from baton.engine.vllm.gate.errors import INTERNAL, problem_from_vllm
+from baton.engine.vllm.gate.errors import (
+    INTERNAL,
+    describe_field_errors,
+    problem_from_vllm,
+    sanitize,
+    strip_class_names,
+)
 
 
 class Part(BaseModel):

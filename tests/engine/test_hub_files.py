@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.engine.hub_files import HubModel, explain_failure, weight_files
+from baton.engine.hub_fetch import HubModel, explain_failure, weight_files
 
 SHARDS = ("model-1.safetensors", "model-2.safetensors")
 ASKED = HubModel(

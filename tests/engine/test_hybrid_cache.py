@@ -38,7 +38,7 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request
 
     from baton.engine.vllm.core.kv_events import decode_batch
-    from baton.engine.vllm.patches.cache_report import shape_of
+    from baton.engine.vllm.patches.engine_reports import shape_of
 
 MAX_LEN = 256
 MODEL = "tiny"

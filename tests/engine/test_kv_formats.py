@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
     from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_quant_mode
 
-    from baton.engine.vllm.patches.cache_report import block_bytes
+    from baton.engine.vllm.patches.engine_reports import block_bytes
 
 BLOCK = 64
 

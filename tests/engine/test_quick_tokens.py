@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import PreTrainedTokenizerFast
 from vllm.tokenizers.hf import get_cached_tokenizer, maybe_make_thread_pool
 
-from baton.engine.vllm.fast_path.fast_tokenizer import (
+from baton.engine.vllm.fast_path.tokenization_cache import (
     SHORT_CHARS,
     inline_if_short,
     install_fast_tokenizer,

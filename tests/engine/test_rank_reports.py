@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from baton.engine.vllm.patches import table
-from baton.engine.vllm.patches.rank_reports import (
+from baton.engine.vllm.patches.engine_reports import (
     TRANSPORTS_CALL,
     parse_rank_reports,
     query_ranks,

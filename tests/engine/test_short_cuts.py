@@ -30,7 +30,7 @@ with warnings.catch_warnings():
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.exceptions import EngineGenerateError
 
-    from baton.engine.vllm.fast_path import request_bypass as straight_requests
+    from baton.engine.vllm.fast_path import stream_bypass as straight_requests
     from baton.engine.vllm.fast_path.stream_bypass import (
         Chunk,
         ChunkTemplate,

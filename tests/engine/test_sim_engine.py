@@ -18,8 +18,7 @@ from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind
 from baton.domain.kv_events import BlocksCleared, BlocksStored, KvEventBatch
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimEngine, SimSettings, expected_tokens
-from baton.engine.sim.engine import InboundLink
-from baton.engine.sim.outbox import KvEventFeed
+from baton.engine.sim.engine import InboundLink, KvEventFeed
 from tests.contracts import step_budgets as two_budgets
 from tests.contracts.engine_contract import DEADLINE_S, EngineListener, running_engine
 

@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from baton.engine.vllm.cli_args import make_arg_parser
-    from baton.engine.vllm.fast_path.request_bypass import (
+    from baton.engine.vllm.fast_path.stream_bypass import (
         PATHS,
         BypassRoute,
         install_request_bypass,

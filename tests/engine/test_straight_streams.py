@@ -24,7 +24,7 @@ from baton.engine.vllm.gate.gate import (
 )
 from baton.engine.vllm.patches.api_server import ROUTERS
 
-straight_streams = pytest.importorskip("baton.engine.vllm.fast_path.response_bypass")
+straight_streams = pytest.importorskip("baton.engine.vllm.fast_path.stream_bypass")
 fastapi = pytest.importorskip("fastapi")
 WHOLE = ["start", "one", "two", ""]
 

@@ -19,7 +19,7 @@ import pytest
 from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import Role
 from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
-from baton.engine.vllm.core import process
+from baton.engine.vllm.core import engine
 from baton.engine.vllm.core.settings import (
     NixlSettings,
     VllmEngineSettings,
@@ -77,16 +77,16 @@ def first_line(parent: subprocess.Popen[str]) -> str:
 # ------------------------------------------------------------------ before a start
 def test_a_model_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineStartFailed, match=r"nowhere' does not exist; give"):
-        process.check_startable(settings(tmp_path / "nowhere"), on_cpu=True)
+        engine.check_startable(settings(tmp_path / "nowhere"), on_cpu=True)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineStartFailed, match=r"has no config\.json"):
-        process.check_startable(settings(tmp_path), on_cpu=True)
+        engine.check_startable(settings(tmp_path), on_cpu=True)
 
 
 def test_a_hub_id_is_not_taken_for_a_folder() -> None:
-    process.check_startable(settings("someone/some-model"), on_cpu=True)
+    engine.check_startable(settings("someone/some-model"), on_cpu=True)
 
 
 def test_a_side_channel_port_in_use_is_named(model: Path) -> None:
@@ -94,22 +94,22 @@ def test_a_side_channel_port_in_use_is_named(model: Path) -> None:
         port = server.getsockname()[1]
         wanted = settings(model, nixl=NixlSettings(host=HOST, port=port))
         with pytest.raises(EngineStartFailed, match=f"cannot listen on {HOST}:{port}"):
-            process.check_startable(wanted, on_cpu=True)
-    process.check_startable(wanted, on_cpu=True)
+            engine.check_startable(wanted, on_cpu=True)
+    engine.check_startable(wanted, on_cpu=True)
 
 
 def test_a_kv_cache_beyond_the_memory_is_refused_on_a_cpu_only(model: Path) -> None:
     wanted = replace(settings(model), kv_cache_bytes=1 << 50)
     with pytest.raises(EngineStartFailed, match="not enough memory"):
-        process.check_startable(wanted, on_cpu=True)
-    process.check_startable(wanted, on_cpu=False)
+        engine.check_startable(wanted, on_cpu=True)
+    engine.check_startable(wanted, on_cpu=False)
 
 
 def test_a_block_size_that_a_cpu_cannot_serve_is_refused_there(model: Path) -> None:
     wanted = replace(settings(model), block_size_tokens=16)
     with pytest.raises(EngineStartFailed, match="multiples of 32"):
-        process.check_startable(wanted, on_cpu=True)
-    process.check_startable(wanted, on_cpu=False)
+        engine.check_startable(wanted, on_cpu=True)
+    engine.check_startable(wanted, on_cpu=False)
 
 
 # ------------------------------------------------------------------ arguments and environment
@@ -141,7 +141,7 @@ def test_an_engines_environment_lasts_for_its_start_only() -> None:
     wanted = replace(settings("m", nixl=NixlSettings(host=HOST, port=7001)), env={"MINE": "1"})
     environment = engine_environment(wanted, Path("/run/engine"))
     before = dict(os.environ)
-    with process.patched_environment(environment):
+    with engine.patched_environment(environment):
         assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "7001"
         assert os.environ["VLLM_RPC_BASE_PATH"] == "/run/engine"
         assert os.environ["MINE"] == "1"

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     from baton.engine.vllm.core.engine import VllmEngine
     from baton.engine.vllm.core.facts import replica_facts, start_failure, typed_arguments
     from baton.engine.vllm.core.legs import LoadMeter
-    from baton.engine.vllm.patches.cache_report import CacheReport
+    from baton.engine.vllm.patches.engine_reports import CacheReport
 
 SETTINGS = VllmEngineSettings(
     replica_id="p0", pool="p", model_source="m", model_name="m", role=Role.PREFILL

@@ -29,11 +29,11 @@ with warnings.catch_warnings():
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.worker_base import WorkerBase
 
-    from baton.engine.vllm.patches import resume_checks, table
     from baton.engine.vllm.patches import resume_patch as resume
+    from baton.engine.vllm.patches import table
     from baton.engine.vllm.patches.connector import NixlConnector
-    from baton.engine.vllm.patches.resume_checks import query_resume_support
-    from baton.engine.vllm.wire import resume_keys
+    from baton.engine.vllm.patches.engine_reports import query_resume_support
+    from baton.engine.vllm.wire import keys
 
 PROMPT = [5, 6, 7]
 OUTPUT = [8, 9]
@@ -55,7 +55,7 @@ def taken_up(
 ) -> Request:
     extra: dict[str, object] = {"custom": 1}
     if output:
-        extra[resume_keys.RESUMED_TOKENS_ARG] = len(output)
+        extra[keys.RESUMED_TOKENS_ARG] = len(output)
     if pull:
         extra["kv_transfer_params"] = pull
     params = SamplingParams(extra_args=extra, **({"max_tokens": 9} | sampling))
@@ -84,7 +84,7 @@ def state_of(request: Request) -> CachedRequestState:
 
 
 def test_everything_fits_this_vllm() -> None:
-    assert resume_checks.find_incompatibility() is None
+    assert table.RESUME.find_incompatibility() is None
 
 
 # ------------------------------------------------------------------ scheduler
@@ -308,13 +308,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert table.RESUME.install()
     assert table.RESUME.install()
     yield
-    for name in (resume_keys.RESUME_SUPPORT_CALL, resume._MARK):
+    for name in (keys.RESUME_SUPPORT_CALL, resume._MARK):
         delattr(WorkerBase, name)
 
 
 @pytest.mark.usefixtures("installed")
 def test_an_engine_takes_up_whatever_comes_by_vllms_own_ways() -> None:
-    params = SamplingParams(seed=3, max_tokens=9, extra_args={resume_keys.RESUMED_TOKENS_ARG: 2})
+    params = SamplingParams(seed=3, max_tokens=9, extra_args={keys.RESUMED_TOKENS_ARG: 2})
     request = Request.from_engine_core_request(
         EngineCoreRequest("leg", PROMPT + OUTPUT, None, params, None, 0.0, None, None, None), None
     )
@@ -350,7 +350,7 @@ async def test_an_engine_that_does_not_say_so_does_not_take_up(
 ) -> None:
     core = Core(answer)
     assert await query_resume_support(core) is takes_up
-    assert core.asked == [resume_keys.RESUME_SUPPORT_CALL]
+    assert core.asked == [keys.RESUME_SUPPORT_CALL]
 
 
 @pytest.mark.parametrize(
@@ -369,4 +369,4 @@ def test_a_vllm_that_does_not_fit_is_left_as_it_is(
     monkeypatch.setattr(owner, name, changed)
     assert not table.RESUME.install()
     assert Request.__dict__["from_engine_core_request"] is before
-    assert not hasattr(WorkerBase, resume_keys.RESUME_SUPPORT_CALL)
+    assert not hasattr(WorkerBase, keys.RESUME_SUPPORT_CALL)

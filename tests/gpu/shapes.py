@@ -201,7 +201,7 @@ def _vllm_config(document: Mapping[str, object], pool: str) -> dict[str, object]
     from vllm.v1.executor import Executor
 
     from baton.config.load import load_text
-    from baton.engine.vllm.core import process
+    from baton.engine.vllm.core import engine
     from baton.engine.vllm.core.facts import engine_config, kv_block_bytes, kv_layout
     from baton.engine.vllm.core.settings import engine_arguments, engine_environment
     from baton.serving.replica.engines import ReplicaSite, vllm_settings
@@ -214,7 +214,7 @@ def _vllm_config(document: Mapping[str, object], pool: str) -> dict[str, object]
     )
     settings = vllm_settings(load_text(json.dumps(document)), site)
     scratch = Path(tempfile.gettempdir())
-    with process.patched_environment(engine_environment(settings, scratch)):
+    with engine.patched_environment(engine_environment(settings, scratch)):
         config = engine_config(engine_arguments(settings, "ipc://events"))
     connector = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
     return {

@@ -1,4 +1,4 @@
-"""The words of code keep the rules, and packages that are not done get no worse."""
+"""The words of code keep the rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from baton.domain import errors
 from tests.prose.code import MAX_WORDS, Text, findings, is_error, snippets
-from tests.prose.packages import NOT_YET, found_in_code, is_tolerated, tolerated_counts
+from tests.prose.in_code import found_in_code
 
 
 def rules(source: str) -> list[str]:
@@ -21,15 +21,8 @@ def test_no_text_of_code_breaks_a_rule() -> None:
         f"{name}:{finding.line}: {finding.rule}: {finding.message}"
         for name, every in found_in_code().items()
         for finding in every
-        if not is_tolerated(name, finding)
     ]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("package", NOT_YET)
-def test_a_package_that_is_not_done_gets_no_worse(package: str) -> None:
-    count = tolerated_counts()[package]
-    assert 0 < count <= NOT_YET[package], "rewrite the new texts, or take out a package at 0"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-"""Whether the files of a LoRA adapter are there, and such as an engine can load.
+"""Checks of the files of a LoRA adapter, before an engine needs it.
 
-An engine finds out by itself, too, but only when a request needs the adapter. Nothing of a vendor's
-is imported here, so that simulated engines look at the same files as real ones.
+This imports no vendor's package, so that simulated engines check the same as real engines.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ def adapter_refusal(
 
     Args:
         folder: Its path.
-        max_rank: The highest that engines have room for.
-        allowed_roots: Folders in one of which it must really lie, wherever links lead.
+        max_rank: The highest rank that engines allow.
+        allowed_roots: Its real path, after links, must be in one of these.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -57,12 +56,12 @@ def _read_config(path: Path) -> dict[str, object]:
         raise ValueError(f"it has more than {_MAX_CONFIG_BYTES} bytes")
     config = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(config, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - as for what is no JSON at all
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - as for invalid JSON
     return config
 
 
 def _config_problem(config: dict[str, object], max_rank: int) -> str | None:
-    """What of an adapter's settings no engine takes; as vLLM's own check has it."""
+    """The setting of an adapter that no engine supports, as in vLLM's own check."""
     pattern = config.get("rank_pattern") or {}
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [pattern])]
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):

@@ -1,9 +1,9 @@
-"""CUDA's compiler for kernels that are compiled where they run: FlashInfer's and DeepGEMM's.
+"""CUDA's compiler for kernels that are compiled at runtime: FlashInfer's and DeepGEMM's.
 
-The wheels that torch brings hold nvcc, its headers and the runtime, but not as a toolkit: the
-compiler is on nobody's PATH, the runtime has no name to link against, and the driver's library is
-only where there is a GPU. vLLM then leaves those kernels out in silence. This lays out a folder as
-CUDA's installer does it, of links into the wheels:
+The wheels that torch installs have nvcc, its headers and the runtime, but not as a toolkit. The
+compiler is not on the PATH, the runtime has no name to link against, and the driver's library
+exists only with a GPU. vLLM then omits those kernels without a message. This module creates a
+folder like that of CUDA's installer, with links into the wheels:
 
     python -m baton.engine.cuda_home ~/cuda
     export CUDA_HOME=~/cuda PATH=~/cuda/bin:$PATH
@@ -23,21 +23,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
-"""Where CUDA's installer puts a toolkit."""
+"""The folder of CUDA's installer."""
 _LINK_TIMEOUT_S = 60.0
 _STUB_ARGUMENTS = ("-shared", "-Wl,-soname,libcuda.so.1", "-x", "c", os.devnull)
-"""A library of that name with nothing in it: what is linked against it finds the driver's later."""
+"""For an empty library of that name; programs linked against it load the driver's later."""
 
 
 class CannotCompileError(Exception):
-    """Kernels cannot be compiled here; the message says what is missing and where it is had."""
+    """Kernels cannot be compiled here; the message names the missing part and a remedy."""
 
 
 def check_compilers(environ: Mapping[str, str], default_home: Path = DEFAULT_CUDA_HOME) -> Path:
-    """Whether kernels can be compiled by processes with these variables.
-
-    Returns:
-        The compiler of CUDA that they find, as FlashInfer looks for it.
+    """Find CUDA's compiler for processes with these variables, as FlashInfer does.
 
     Raises:
         CannotCompileError: a compiler is missing.
@@ -87,11 +84,11 @@ def find_packaged_toolkit() -> Path:
 
 
 def create_toolkit(toolkit: Path, home: Path, environ: Mapping[str, str]) -> None:
-    """Make a folder that has what a toolkit has.
+    """Create a folder with the layout of a toolkit.
 
     Raises:
-        FileExistsError: there is something already.
-        CannotCompileError: there is no compiler for what runs on the CPU.
+        FileExistsError: the folder exists.
+        CannotCompileError: there is no host compiler.
     """
     compiler = _find_host_compiler(environ)
     libraries = home / "lib64"
@@ -105,7 +102,7 @@ def create_toolkit(toolkit: Path, home: Path, environ: Mapping[str, str]) -> Non
         unversioned = libraries / f"{library.name.partition('.so.')[0]}.so"
         if ".so." in library.name and not unversioned.exists():
             unversioned.symlink_to(library)
-    subprocess.run(  # noqa: S603 - a compiler, with words of our own
+    subprocess.run(  # noqa: S603 - a compiler, with fixed arguments
         [compiler, *_STUB_ARGUMENTS, "-o", str(libraries / "stubs" / "libcuda.so")],
         check=True,
         capture_output=True,
@@ -114,7 +111,7 @@ def create_toolkit(toolkit: Path, home: Path, environ: Mapping[str, str]) -> Non
 
 
 def main(home: Path) -> int:
-    """Lay out a toolkit and say how it is used."""
+    """Create a toolkit and print how to use it."""
     try:
         create_toolkit(find_packaged_toolkit(), home, os.environ)
     except (CannotCompileError, OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs that this process may use, asked of the driver: no CUDA context is made for it."""
+"""NVIDIA GPUs that this process may use, queried from the driver without a CUDA context."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _RETRY_INTERVAL_S = 0.1
 
 
 def count_present_gpus(driver: Path = _DRIVER_FOLDER) -> int:
-    """GPUs of this machine, whoever may use them; builds for CPUs ask the kernel."""
+    """GPUs of this machine, usable or not; builds for CPUs ask the kernel."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
         return len(list(driver.iterdir())) if driver.is_dir() else 0
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:  # no driver, or one that does not answer
+    except nvml.NVMLError:  # no driver, or no answer from it
         return 0
     try:
         return len(_uuids(nvml))
@@ -36,17 +36,17 @@ def count_present_gpus(driver: Path = _DRIVER_FOLDER) -> int:
 
 
 def _uuids(nvml: Any) -> list[str]:  # noqa: ANN401 - a module without types
-    """Of the GPUs; of one that is cut into slices (MIG), of each slice."""
+    """Of the GPUs, or of the slices of a GPU with MIG."""
     uuids = []
     for index in range(nvml.nvmlDeviceGetCount()):
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         try:
             is_mig = nvml.nvmlDeviceGetMigMode(gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE
-        except (nvml.NVMLError, AttributeError):  # a GPU, or a driver, that knows no slices
+        except (nvml.NVMLError, AttributeError):  # a GPU or a driver without MIG
             is_mig = False
         mig_indexes = range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)) if is_mig else ()
         for mig_index in mig_indexes:
-            with suppress(nvml.NVMLError):  # fewer are made than there may be
+            with suppress(nvml.NVMLError):  # fewer exist than the maximum
                 mig_device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, mig_index)
                 uuids.append(_decode(nvml.nvmlDeviceGetUUID(mig_device)))
         if not is_mig:
@@ -59,9 +59,9 @@ def _decode(value: str | bytes) -> str:
 
 
 def mig_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Devices by name, for Ray to hand out, where some of them are slices of a GPU; else none.
+    """Names of devices for Ray to assign, if any is a slice of a GPU; else none.
 
-    A CUDA program that is not told otherwise sees the first slice alone, and Ray counts GPUs.
+    By default a CUDA program sees only the first slice, and Ray counts GPUs.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -70,7 +70,7 @@ def mig_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
         try:
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
-        except Exception:  # noqa: BLE001 - a library of others, which may be there by halves
+        except Exception:  # noqa: BLE001 - a vendor's library, which may be incomplete
             return ()
         try:
             device_names = _uuids(nvml)
@@ -84,11 +84,11 @@ def mig_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def driver_cuda_version() -> tuple[int, int] | None:
-    """The newest CUDA that the driver speaks, as (13, 0); None without a driver, or unknown."""
+    """The newest CUDA that the driver supports, as (13, 0); None if unknown."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - a library of others, which may be there by halves
+    except Exception:  # noqa: BLE001 - a vendor's library, which may be incomplete
         return None
     try:
         version = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
@@ -100,9 +100,9 @@ def driver_cuda_version() -> tuple[int, int] | None:
 
 
 def driver_problem(torch: str | None, driver: tuple[int, int] | None) -> str | None:
-    """Why the driver cannot run this torch; None where it can, or it is not known.
+    """Why the driver cannot run this torch; None if it can, or if that is unknown.
 
-    Source: CUDA Compatibility, minor version compatibility: a driver runs what was built for any
+    Source: CUDA Compatibility, minor version compatibility: a driver runs programs built for any
     CUDA of its major version.
     """
     build = re.search(r"\+cu(\d+)(\d)$", torch or "")
@@ -120,8 +120,7 @@ def count_gpus(
 ) -> int:
     """GPUs that a process with these variables may use.
 
-    Source: CUDA Programming Guide, Environment Variables: what follows an entry that names no
-    device is not looked at.
+    Source: CUDA Programming Guide, Environment Variables: entries after an invalid one are ignored.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "":
@@ -144,10 +143,9 @@ def _is_valid_entry(entry: str, gpu_count: int) -> bool:
 def use_cpu_without_gpus(
     environ: MutableMapping[str, str], count_present: Callable[[], int] = count_present_gpus
 ) -> None:
-    """Have vLLM, once it is imported, take this process for one on CPUs where it may use no GPU.
+    """Have vLLM, once it is imported, treat this process as one on CPUs if it may use no GPU.
 
-    A build for CUDA refuses to make even a configuration where it finds no device, which is all
-    that an ingress wants of it.
+    A build for CUDA without a device refuses to make even a configuration, which an ingress needs.
     """
     if not count_gpus(environ, count_present):
         environ.setdefault(_TARGET_VARIABLE, "cpu")
@@ -157,15 +155,14 @@ def use_cpu_without_gpus(
 def gpu_start_lock(
     environ: Mapping[str, str], is_cancelled: Callable[[], bool], folder: Path | None = None
 ) -> Iterator[None]:
-    """Wait until no other engine starts on this process's GPU; others wait while this one does.
+    """Wait until no other engine starts on this process' GPU; others wait for the body.
 
-    A starting engine measures how much of the GPU's memory is free, before and after its first
-    batch: what another one takes meanwhile it would count as its own.
+    A starting engine measures free GPU memory before and after its first batch, and would count
+    memory that another engine takes meanwhile as its own.
 
     Args:
         environ: Variables of the engine's process.
-        is_cancelled: Whether nobody waits for the start any more; then the body runs without a
-            turn.
+        is_cancelled: Whether the start was cancelled; the body then runs without the lock.
         folder: Where the locks are.
     """
     device = re.sub(r"[^0-9A-Za-z,-]", "", environ.get("CUDA_VISIBLE_DEVICES", "")) or "any"

@@ -1,81 +1,110 @@
-"""A program that brings a model of a hub to this node, and says how far it is.
+"""A program that downloads a model from a hub to this node, and reports progress.
 
-Theory of operation. Downloads are huggingface_hub's: each file is locked while it is fetched, so
-that programs like this one of several replicas divide the files of a model among them, and wait for
-what another one fetches. So how far a model is, is seen on the disk, whoever fetched it: files that
-are there, and what of others was written within the last minute. It is written to a file every
-second, and so is how it ended. Files that a download left half when it was killed are of no use to
-anybody, and have names that nobody looks for: they are removed when this program is told to end, or
-its parent dies, and such as are old when one begins.
+Theory of operation: huggingface_hub locks each file during its download. So such programs of
+several replicas divide a model's files, and wait for each other's. Progress is therefore measured
+on the disk: complete files, and bytes of partial files that were written within the last minute.
+The program writes it to a file every second, and its result at the end. Partial files of a killed
+download are useless and never reused. The program removes its own when it is told to end or its
+parent dies, and those of others that are old when it starts.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Final
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
-
-from baton.engine.hub_files import (
-    NON_WEIGHT_PATTERNS,
-    WEIGHTS_INDEX,
-    FetchFailure,
-    HubModel,
-    disk_full_failure,
-    explain_failure,
-    weight_files,
-)
 
 _REPORT_INTERVAL_S: Final = 1.0
 _ACTIVE_WRITE_S: Final = 60.0
 _STALE_AFTER_S: Final = 3600.0
 _INCOMPLETE_GLOB: Final = "*.incomplete"
 _PR_SET_PDEATHSIG: Final = 1
+_NON_WEIGHT_PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
+"""Configuration, tokenizer, chat template and code of a model; a few megabytes."""
+_WEIGHTS_INDEX: Final = "model.safetensors.index.json"
+_MISTRAL_PATTERN: Final = "consolidated*.safetensors"
+_PATTERNS_BY_FORMAT: Final[dict[str, tuple[str, ...]]] = {
+    "hf": ("*.safetensors", "*.bin", "*.pt"),
+    "mistral": (_MISTRAL_PATTERN,),
+    "safetensors": ("*.safetensors",),
+    "fastsafetensors": ("*.safetensors",),
+    "instanttensor": ("*.safetensors",),
+    "npcache": ("*.bin",),
+    "pt": ("*.pt",),
+}
+"""Patterns by load format; the first that matches a file counts.
+
+Source: vLLM 0.32, model_loader/default_loader.py, `_prepare_weights`. For other formats vLLM
+downloads by itself.
+"""
+
+
+class _FetchFailure(NamedTuple):
+    """Why a download failed, and a remedy."""
+
+    why: str
+    remedy: str
+
+
+class HubModel(NamedTuple):
+    """A model of a hub, and how this node accesses it."""
+
+    repository: str
+    revision: str | None
+    hub: str
+    """Its address."""
+    folder: str
+    """The folder on this node."""
+    has_token: bool
+    offline: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """What to fetch."""
+    """A model to download."""
 
     repository: str
     revision: str | None
     needs_weights: bool
-    """Whether an engine is to read it; an API server reads everything else."""
+    """Whether an engine reads it; an API server reads all other files."""
     load_format: str = "auto"
     folder: str | None = None
-    """Where weights are to be kept instead of in the hub's own cache."""
+    """Folder for weights instead of the hub's own cache."""
     report_file: str = ""
-    """The file that says how far it is."""
+    """The file for progress."""
 
     def to_json(self) -> str:
-        """As the program is given it."""
+        """The program's argument."""
         return json.dumps(asdict(self))
 
 
 class ProgressFile:
-    """Says how far a download is, in a file that is never half written."""
+    """A file with the progress of a download, replaced atomically."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def write(self, **fields: object) -> None:
-        """Replace what was said."""
+        """Replace the content."""
         new_file = self._file.with_suffix(".new")
         new_file.write_text(json.dumps(fields))
         new_file.replace(self._file)
 
 
-def fetch(request: FetchRequest, progress: ProgressFile) -> FetchFailure | None:
-    """Bring the model here; returns why it did not come, or None."""
+def fetch(request: FetchRequest, progress: ProgressFile) -> _FetchFailure | None:
+    """Download the model; returns the failure, if any."""
     from huggingface_hub import constants, get_token
 
     cache = Path(request.folder or constants.HF_HUB_CACHE).expanduser()
@@ -89,13 +118,13 @@ def fetch(request: FetchRequest, progress: ProgressFile) -> FetchFailure | None:
     )
     try:
         return _fetch(request, hub_model, cache, progress)
-    except Exception as error:  # noqa: BLE001 - a boundary: whatever the hub's client raises
+    except Exception as error:  # noqa: BLE001 - a boundary: the hub's client raises many types
         return explain_failure(error, hub_model)
 
 
 def _fetch(
     request: FetchRequest, hub_model: HubModel, cache: Path, progress: ProgressFile
-) -> FetchFailure | None:
+) -> _FetchFailure | None:
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, IncompleteSnapshotError
 
@@ -112,8 +141,8 @@ def _fetch(
         )
 
     try:
-        snapshot = download(request.revision, list(NON_WEIGHT_PATTERNS))
-    except IncompleteSnapshotError as error:  # no hub can be asked, and not all may be needed
+        snapshot = download(request.revision, list(_NON_WEIGHT_PATTERNS))
+    except IncompleteSnapshotError as error:  # the hub cannot be reached, and not all may be needed
         snapshot = Path(error.snapshot_path)
     if not request.needs_weights:
         return None
@@ -121,7 +150,7 @@ def _fetch(
     try:
         tree = get_cached_repo_tree(request.repository, revision=commit, cache_dir=cache)
     except CachedRepoTreeNotFoundError:
-        return None  # fetched long ago, and nobody can be asked: the engine sees what is there
+        return None  # an old download without its tree: the engine reads the files that exist
     sizes = {file.path: file.size for file in tree}
     needed = weight_files(sizes, request.load_format, _read_indexed_files(snapshot))
     sizes = {name: size for name, size in sizes.items() if name in needed}
@@ -130,7 +159,7 @@ def _fetch(
     total_bytes = sum(sizes.values())
     missing_bytes = total_bytes - downloaded_bytes(snapshot, blobs, sizes)
     if missing_bytes > (free_bytes := shutil.disk_usage(cache).free):
-        return disk_full_failure(
+        return _disk_full_failure(
             hub_model, f"it needs {_gb(missing_bytes)} more, {_gb(free_bytes)} are free"
         )
 
@@ -143,13 +172,13 @@ def _fetch(
 
 
 def downloaded_bytes(snapshot: Path, blobs: Path, sizes: Mapping[str, int]) -> int:
-    """How much of these files is on the disk, whole or on its way."""
+    """Bytes of these files on the disk, complete or partial."""
     complete_bytes = sum(size for name, size in sizes.items() if (snapshot / name).exists())
     partial_bytes = 0
     for partial_file in blobs.glob(_INCOMPLETE_GLOB):
         try:
             status = partial_file.stat()
-        except OSError:  # it has just become whole
+        except OSError:  # it has just become complete
             continue
         if _wall_s() - status.st_mtime < _ACTIVE_WRITE_S:
             partial_bytes += min(status.st_size, status.st_blocks * 512)
@@ -157,14 +186,14 @@ def downloaded_bytes(snapshot: Path, blobs: Path, sizes: Mapping[str, int]) -> i
 
 
 def _without_credentials(address: str) -> str:
-    """The address of a hub without what a mirror may ask for: it goes into logs."""
+    """A hub's address without credentials of a mirror, for logs."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _read_indexed_files(snapshot: Path) -> frozenset[str]:
     try:
-        return frozenset(json.loads((snapshot / WEIGHTS_INDEX).read_text())["weight_map"].values())
+        return frozenset(json.loads((snapshot / _WEIGHTS_INDEX).read_text())["weight_map"].values())
     except FileNotFoundError:
         return frozenset()
 
@@ -174,12 +203,12 @@ def _remove_stale(blobs: Path) -> None:
         try:
             if _wall_s() - partial_file.stat().st_mtime > _STALE_AFTER_S:
                 partial_file.unlink()
-        except OSError:  # another one removes it
+        except OSError:  # another process removes it
             continue
 
 
 def _wall_s() -> float:
-    """As files have it."""
+    """The clock of files' times."""
     return datetime.now(UTC).timestamp()
 
 
@@ -188,7 +217,7 @@ def _gb(size_bytes: float) -> str:
 
 
 class _PeriodicTask:
-    """Does something at once and every so often while a block runs, in a thread."""
+    """Runs an action in a thread at once, and then periodically while a block runs."""
 
     def __init__(self, period_s: float, action: Callable[[], None]) -> None:
         self._period_s = period_s
@@ -211,7 +240,7 @@ class _PeriodicTask:
 
 
 def exit_cleanly(_number: int, _frame: object) -> None:
-    """Remove what this process has half written, and end."""
+    """Remove partial files of this process, and exit."""
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             open_file = descriptor.readlink()
@@ -223,7 +252,7 @@ def exit_cleanly(_number: int, _frame: object) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the order in the only argument says."""
+    """Carry out the request in the only argument."""
     request = FetchRequest(**json.loads(arguments[0]))
     signal.signal(signal.SIGTERM, exit_cleanly)
     # It was tied to its parent by a signal that leaves no time to clean up.
@@ -231,6 +260,161 @@ def main(arguments: list[str]) -> None:
     progress = ProgressFile(Path(request.report_file))
     failure = fetch(request, progress)
     progress.write(ended=True, trouble=None if failure is None else list(failure))
+
+
+def weight_files(
+    files: Collection[str], load_format: str, indexed_files: Collection[str]
+) -> frozenset[str]:
+    """The files with the weights that vLLM reads.
+
+    Args:
+        files: of the repository.
+        load_format: as vLLM names it.
+        indexed_files: in the index of the weights; empty without one.
+    """
+    if load_format == "auto":
+        has_mistral_files = any(
+            fnmatch(PurePosixPath(file).name, _MISTRAL_PATTERN) for file in files
+        )
+        load_format = "mistral" if has_mistral_files else "hf"
+    patterns = _PATTERNS_BY_FORMAT.get(load_format, ())
+    if indexed_files and "*.safetensors" in patterns:
+        return frozenset(indexed_files)
+    for pattern in patterns:
+        if matching := frozenset(file for file in files if fnmatch(file, pattern)):
+            return matching
+    return frozenset()
+
+
+def explain_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure:
+    """An exception of huggingface_hub, explained to the operator."""
+    return (
+        _disk_failure(error, hub_model)
+        or _hub_failure(error, hub_model)
+        or _network_failure(error, hub_model)
+    )
+
+
+def _disk_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure | None:
+    number = error.errno if isinstance(error, OSError) else None
+    if number in {errno.ENOSPC, errno.EDQUOT}:
+        return _disk_full_failure(hub_model, "the disk is full")
+    if number in {errno.EACCES, errno.EROFS, errno.EPERM}:
+        return _FetchFailure(
+            f"models cannot be kept in {hub_model.folder}: {os.strerror(number)}",
+            "let baton's user write there, or set cluster.model_cache.path to another folder",
+        )
+    if hub_model.offline:
+        return _FetchFailure(
+            f"model {hub_model.repository} is not in {hub_model.folder}, and HF_HUB_OFFLINE is set",
+            "fetch it there with 'hf download', or remove HF_HUB_OFFLINE",
+        )
+    return None
+
+
+def _hub_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure | None:
+    """The failure that the hub has answered with, if it has answered."""
+    class_names, status = _class_names(error), _status(error)
+    if "GatedRepoError" in class_names:
+        return _gated_failure(hub_model, status)
+    if "RevisionNotFoundError" in class_names:
+        return _FetchFailure(
+            f"model {hub_model.repository} has no revision {hub_model.revision!r} on"
+            f" {hub_model.hub}",
+            "correct models.*.revision",
+        )
+    if "RepositoryNotFoundError" in class_names or status in {401, 403, 404}:
+        return _not_visible_failure(hub_model, status)
+    if status is None:
+        return None
+    is_rate_limited = status == 429  # noqa: PLR2004 - too many requests
+    return _FetchFailure(
+        f"{hub_model.hub} answered {status} for model {hub_model.repository}",
+        "wait some minutes, or set HF_TOKEN: accounts may ask more often"
+        if is_rate_limited
+        else "try again later, or set HF_ENDPOINT to a mirror",
+    )
+
+
+def _network_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure:
+    if "TransportError" in _class_names(error):
+        return _FetchFailure(
+            f"{hub_model.hub} cannot be reached for model {hub_model.repository}:"
+            f" {_first_line(error)}",
+            "check this node's network; set HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror, or"
+            " HF_HUB_OFFLINE=1 where the model is on the node",
+        )
+    return _FetchFailure(
+        f"model {hub_model.repository} does not come from {hub_model.hub}: {_first_line(error)}",
+        "try again; what has come is kept",
+    )
+
+
+def _disk_full_failure(hub_model: HubModel, why: str) -> _FetchFailure:
+    """A model does not fit on the disk."""
+    return _FetchFailure(
+        f"no room for model {hub_model.repository} in {hub_model.folder}: {why}",
+        "free disk there, or set cluster.model_cache.path to a folder with more",
+    )
+
+
+def _gated_failure(hub_model: HubModel, status: int | None) -> _FetchFailure:
+    page = f"{hub_model.hub}/{hub_model.repository}"
+    account = (
+        "with the account of HF_TOKEN, and let the token read gated models"
+        if hub_model.has_token
+        else "and set HF_TOKEN to a token of that account"
+    )
+    return _FetchFailure(
+        f"model {hub_model.repository} is gated: {hub_model.hub} answered {status}",
+        f"accept its licence at {page} {account}",
+    )
+
+
+def _not_visible_failure(hub_model: HubModel, status: int | None) -> _FetchFailure:
+    token = (
+        "see whether HF_TOKEN is valid and may read it"
+        if hub_model.has_token
+        else "set HF_TOKEN where it is private"
+    )
+    return _FetchFailure(
+        f"{hub_model.hub} shows no model {hub_model.repository}: it answered {status}",
+        f"correct models.*.source, or {token}",
+    )
+
+
+def _class_names(error: BaseException) -> frozenset[str]:
+    """The names of an exception's classes and of its causes' classes.
+
+    Names, because huggingface_hub changed the library of its HTTP client with all its errors.
+    """
+    return frozenset(
+        kind.__name__ for exception in _chain(error) for kind in type(exception).__mro__
+    )
+
+
+def _status(error: BaseException) -> int | None:
+    for exception in _chain(error):
+        status = getattr(getattr(exception, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def _chain(error: BaseException) -> Sequence[BaseException]:
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__
+    return causes
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of the root cause."""
+    root_cause = _chain(error)[-1]
+    text = str(root_cause).strip().partition("\n")[0]
+    return f"{type(root_cause).__name__}: {text}" if text else type(root_cause).__name__
 
 
 if __name__ == "__main__":

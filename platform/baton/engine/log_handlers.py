@@ -1,9 +1,8 @@
-"""Keeps the log handlers of a process while something is done that configures logging.
+"""Keeps the log handlers of a process while a library configures logging.
 
-vLLM does, as it is imported and again when an engine is made, and Python's `logging.config` then
-closes every handler that there is. Ray Serve's own do not survive that: its replica can no longer
-name its log file, and a Serve controller that starts again (2.60) takes a replica that cannot for
-broken, and ends it. So each process that has vLLM, ingresses too, died with Serve's controller.
+vLLM does so when it is imported and when an engine is made, and Python's `logging.config` closes
+all handlers. Without them Ray Serve's replica cannot name its log file, and a restarted Serve
+controller (2.60) ends such a replica as broken.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from baton.engine.vllm.patches import table
 
 @contextmanager
 def preserve_log_handlers() -> Iterator[None]:
-    """Inside, configuring logging closes no handler that there was before.
+    """Inside, configuring logging closes no handler that existed before.
 
-    Python closes those that it has in a list of its own; they are taken off it, and put back.
+    Python closes the handlers of a private list; they are removed from it, and put back.
     """
     if not table.LOG_HANDLERS.fits():
         yield

@@ -1,11 +1,10 @@
 """Write a small random Llama with its own tokenizer: a real model for engines, without a download.
 
-Theory of operation: the weights are random, but not of the usual kind. In a plain random model the
-two best next tokens are often so close that bfloat16 rounding decides between them, and two correct
-engines disagree. Here every token votes for one successor of its own: the output layer holds the
-embeddings in shuffled order, and attention carries the votes of earlier tokens along. The winner is
-nearly always clear, and still depends on the context, so that wrong KV blocks show in the text.
-Weights are stored as bfloat16; an engine that runs them as float32 leaves rounding no say at all.
+Theory of operation: in a plain random model the two best next tokens are often so close that
+bfloat16 rounding decides, and two correct engines disagree. Here every token votes for a successor:
+the output layer holds the embeddings in shuffled order, and attention carries the votes of earlier
+tokens along. The winner is nearly always clear, and still depends on the context, so that wrong KV
+blocks show in the text. Weights are stored as bfloat16; in float32 rounding has no influence.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 VOCABULARY_TOKENS: Final = 8192
 MAX_LEN_TOKENS: Final = 4096
 MARKER: Final = "baton-tiny-model.json"
-"""Written last of all; a folder that has it is complete."""
+"""Written last; a folder that has it is complete."""
 
 _FORMAT: Final = 1
 _BOS, _EOS, _PAD, _END = "<s>", "</s>", "<pad>", "<|end|>"
@@ -48,8 +47,8 @@ _HEADS: Final = 4
 _KV_HEADS: Final = 2
 _HEAD_SIZE: Final = _HIDDEN // _HEADS
 
-# Chosen by trial, between two ends: with less attention a token's successor hardly depends on the
-# rest of the context, with more of it close calls come back. The tests hold both bounds.
+# Found by trial: with less attention a token's successor hardly depends on the context, with more,
+# close calls return. Tests check both bounds.
 _ATTENTION_GAIN: Final = 1.25
 _ATTENTION_SHARPNESS: Final = 2.0
 _MLP_GAIN: Final = 0.3
@@ -103,7 +102,7 @@ def _move_into_place(
     try:
         new_folder.rename(path)
     except OSError:
-        # Another process was faster; what it wrote is as good, if it is the same.
+        # Another process was faster; its result is as good, if it is the same.
         if not _is_complete(path, marker):
             raise
 
@@ -175,7 +174,7 @@ def _random_model(seed: int) -> LlamaForCausalLM:
 
 
 def _fill_votes(model: LlamaForCausalLM, random: torch.Generator) -> None:
-    """Let each token vote for one other; nobody votes for the special tokens.
+    """Let each token vote for another, but never for a special token.
 
     So greedy output ends by length, never by chance.
     """
@@ -191,7 +190,7 @@ def _fill_votes(model: LlamaForCausalLM, random: torch.Generator) -> None:
 
 
 def _fill_attention(attention: torch.nn.Module, random: torch.Generator) -> None:
-    """Look at tokens by random queries and keys; carry along what they voted for, undistorted."""
+    """Attend to tokens by random queries and keys; carry their votes along, undistorted."""
     import torch
 
     for projection in (attention.q_proj, attention.k_proj):
@@ -200,7 +199,7 @@ def _fill_attention(attention: torch.nn.Module, random: torch.Generator) -> None
     basis, _ = torch.linalg.qr(torch.randn(_HIDDEN, _HIDDEN, generator=random))
     values = basis[: _KV_HEADS * _HEAD_SIZE]
     attention.v_proj.weight.copy_(values)
-    # Each query head returns its KV head's part of the embedding to where it was taken from.
+    # Each query head returns its KV head's part of the embedding to its place.
     per_kv_head = values.split(_HEAD_SIZE)
     output_blocks = [per_kv_head[head * _KV_HEADS // _HEADS].T for head in range(_HEADS)]
     attention.o_proj.weight.copy_(torch.cat(output_blocks, dim=1) * _ATTENTION_GAIN)

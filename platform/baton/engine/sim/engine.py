@@ -1,16 +1,16 @@
-"""The simulated engine on asyncio: gives its core time, carries out its orders, hands on outputs.
+"""The simulated engine on asyncio: advances its core, carries out its commands, delivers outputs.
 
-Theory of operation: one task steps the core and sleeps through each step; when there is nothing to
-do it waits for an event, or the end of a lease, and costs no CPU. A pull and a release to another
-engine are tasks of the same group for as long as they last. Anything unexpected in a task ends the
-engine as a crash would: `steps` raises EngineDied.
+Theory of operation: a task steps the core and sleeps through each step. Without work it waits for
+an event, or for the end of a lease, and uses no CPU. Pulls and releases are tasks of the same
+group. An unexpected exception in a task ends the engine like a crash: `steps` raises EngineDied.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
@@ -26,10 +26,9 @@ from baton.domain.errors import (
     prompt_too_long_message,
 )
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
-from baton.domain.handoff import RENEWALS_PER_LEASE, KvHandle, Leg, LegFailure
+from baton.domain.handoff import RENEWALS_PER_LEASE, KvHandle, Leg, LegFailure, LegOutput
 from baton.domain.kv_events import KvEventBatch
 from baton.domain.names.addresses import format_address
-from baton.engine.sim.outbox import KvEventFeed, Outbox, Outputs
 from baton.engine.sim.side_channel import (
     EngineDescription,
     LeaseClient,
@@ -57,17 +56,18 @@ _log = logging.getLogger(__name__)
 _OUTBOX_STEPS: Final = 256
 _FEED_BATCHES: Final = 4096
 _FLUSH_DEADLINE_S: Final = 2.0
-"""How long `abort` waits for the consumer to take outputs that were under way."""
+"""How long `abort` waits for the consumer to take earlier outputs."""
 _CATCH_UP_S: Final = 0.02
-"""Steps that start this late still end on time, so that timer error does not add up; a longer
-delay (a busy machine, a freeze) is not made up for."""
+"""A step that starts up to this late still ends on time, so that timer errors do not add up. A
+longer delay (a busy machine, a freeze) is not made up for."""
 _TARGET = "into"
 _SOURCE = "out of the source"
 _KIND = "baton-sim-ticket-1"
+_Outputs = tuple[LegOutput, ...]
 
 
 class UnreadableKvHandleError(ValueError):
-    """A ticket that no simulated engine wrote."""
+    """A KV handle that no simulated engine wrote."""
 
 
 class SimEngine:
@@ -83,7 +83,7 @@ class SimEngine:
         model: str,
         adapters: KnownAdapters | None = None,
     ) -> None:
-        """`adapters` are those that it serves; None: whatever a leg names."""
+        """`adapters` are those that it serves; None: any that a leg names."""
         self._adapters = adapters
         self._settings = settings
         self._facts = replica_facts(
@@ -100,12 +100,12 @@ class SimEngine:
         self._main_task: asyncio.Task[None] | None = None
         self._task_group: asyncio.TaskGroup | None = None
         self._fetches: dict[str, asyncio.Task[None]] = {}
-        self._outbox = Outbox(_OUTBOX_STEPS)
+        self._outbox = _Outbox(_OUTBOX_STEPS)
         self._feed = KvEventFeed(_FEED_BATCHES)
         self._sequence = 0
         self._wake = asyncio.Event()
         self._has_awaited_leases = asyncio.Event()
-        """Set when a leg has come that waits for blocks."""
+        """Set when a leg arrives that waits for blocks."""
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._inbound_link = InboundLink(settings)
@@ -117,7 +117,7 @@ class SimEngine:
         """Open the side channel and begin to step.
 
         Raises:
-            EngineStartFailed: the side channel's address cannot be had.
+            EngineStartFailed: the side channel's address cannot be bound.
         """
         if self._core is not None:
             raise RuntimeError(f"engine of replica {self._facts.replica_id} was started before")
@@ -176,8 +176,8 @@ class SimEngine:
     async def abort(self, leg_ids: Sequence[str]) -> None:
         """Stop legs and free their blocks, here and at the source.
 
-        Outputs under way are yielded by `steps` first. A consumer that does not take them in time,
-        or that awaits this inside its own loop over `steps`, does not get them.
+        `steps` yields earlier outputs first. A consumer that does not take them in time, or that
+        awaits this inside its own loop over `steps`, does not get them.
         """
         core = self._core
         if core is None or self._stopped:
@@ -201,7 +201,7 @@ class SimEngine:
         except UnreadableKvHandleError as error:
             log_event(_log, logging.WARNING, "ticket_not_released", {"reason": str(error)})
 
-    async def steps(self) -> AsyncIterator[Outputs]:
+    async def steps(self) -> AsyncIterator[_Outputs]:
         """Yield each step's outputs until the engine closes.
 
         Raises:
@@ -211,18 +211,18 @@ class SimEngine:
             yield outputs
 
     def kv_events(self) -> KvEventFeed:
-        """What the prefix cache has stored and let go since the engine was made; for one reader."""
+        """Changes of the prefix cache since the engine was made; for a single reader."""
         return self._feed
 
     def links(self) -> tuple[LinkTotals, ...]:
-        """What was pulled so far, by source."""
+        """Totals of pulls by source."""
         return () if self._core is None else self._core.links()
 
     async def check_side_channel(self, source_id: str, address: str, deadline_s: float) -> None:
-        """Ask another simulated engine who it is and of which layout its blocks are.
+        """Ask another simulated engine for its id and the layout of its blocks.
 
         Raises:
-            TransferFailed: it does not answer in time, or nothing could be pulled from it.
+            TransferFailed: it does not answer in time, or pulls from it are impossible.
         """
         try:
             async with asyncio.timeout(deadline_s):
@@ -235,11 +235,11 @@ class SimEngine:
             raise TransferFailed(source_id, str(error)) from error
 
     def load(self) -> Load:
-        """The load at this moment; nothing is estimated or late."""
+        """The load at this moment, exactly."""
         return Load() if self._core is None else self._core.load()
 
     async def close(self) -> None:
-        """Stop everything and free the port. What `steps` has not yielded yet, it still yields."""
+        """Stop everything and free the port. `steps` still yields queued outputs."""
         self._stop(None)
         if self._main_task is not None:
             await asyncio.wait((self._main_task,))
@@ -259,12 +259,12 @@ class SimEngine:
         self._side_channel.pause()
 
     def thaw(self) -> None:
-        """Go on after `freeze`."""
+        """Continue after `freeze`."""
         self._side_channel.resume()
         self._thawed.set()
 
     def die(self, why: str = "killed") -> None:
-        """Fail as a crashed engine does: outputs that were not yielded are lost."""
+        """Fail like a crashed engine: outputs that were not yielded are lost."""
         self._stop(self._engine_died(why))
 
     def transfer_slowdown(self, factor: float) -> None:
@@ -272,7 +272,7 @@ class SimEngine:
         self._transfer_factor = factor
 
     def break_agent(self) -> None:
-        """Fail every pull into this engine from now on, and answer those who ask as before."""
+        """Fail every pull into this engine from now on, but still answer other engines."""
         self._agent_broken = True
 
     # ------------------------------------------------------------------ life
@@ -328,9 +328,9 @@ class SimEngine:
                 await self._wake.wait()
 
     async def _renew_forever(self, core: SimCore) -> None:
-        """Have sources keep what legs here wait for; a source that does not answer is left alone.
+        """Renew the leases of all legs that wait; ignores sources that do not answer.
 
-        From the moment that the engine has a leg, as a real one does.
+        From the moment that the engine has a leg, like a real engine.
         """
         while True:
             awaited_handles = core.pending_kv_handles()
@@ -444,9 +444,9 @@ class SimEngine:
 
 
 class InboundLink:
-    """One engine's interface, inwards.
+    """An engine's network interface, inwards.
 
-    What a source sends to others is not known here, so only the pulls of this engine share.
+    Transfers from its sources to other engines are unknown here, so only this engine's pulls share.
     """
 
     def __init__(self, settings: SimSettings) -> None:
@@ -460,7 +460,7 @@ class InboundLink:
 
     @asynccontextmanager
     async def transfer(self, moved_bytes: int, *, slowdown: float) -> AsyncIterator[asyncio.Event]:
-        """Begin to move bytes; the event is set when they are here."""
+        """Begin to move bytes; the event is set on arrival."""
         loop = asyncio.get_running_loop()
         key, arrived = str(next(self._keys)), asyncio.Event()
         setup = loop.call_later(
@@ -496,15 +496,15 @@ class InboundLink:
 
 
 def encode_kv_handle(kv_handle: SimKvHandle) -> bytes:
-    """A ticket's `params`."""
+    """A KV handle's `params`."""
     return msgspec.msgpack.encode((_KIND, kv_handle))
 
 
 def decode_kv_handle(kv_handle: KvHandle) -> SimKvHandle:
-    """What `encode_kv_handle` was given.
+    """The handle that `encode_kv_handle` encoded.
 
     Raises:
-        UnreadableKvHandleError: the bytes are something else, such as a real engine's ticket.
+        UnreadableKvHandleError: the bytes are something else, such as a real engine's handle.
     """
     try:
         kind, decoded = msgspec.msgpack.decode(kv_handle.params, type=tuple[str, SimKvHandle])
@@ -515,3 +515,113 @@ def decode_kv_handle(kv_handle: KvHandle) -> SimKvHandle:
     if kind != _KIND:
         raise UnreadableKvHandleError(f"ticket of kind {kind!r}, expected {_KIND!r}")
     return decoded
+
+
+class _Outbox:
+    """Steps for a single consumer."""
+
+    def __init__(self, limit_steps: int) -> None:
+        self._limit_steps = limit_steps
+        self._steps: deque[_Outputs] = deque()
+        self._ended = False
+        self._error: Exception | None = None
+        self._not_empty = asyncio.Event()
+        self._item_removed = asyncio.Event()
+
+    async def wait_for_room(self) -> None:
+        """Wait until another step may be put."""
+        await self._wait_until(lambda: len(self._steps) < self._limit_steps)
+
+    def put(self, outputs: _Outputs) -> None:
+        """Queue a step's outputs; after `end` they are dropped."""
+        if outputs and not self._ended:
+            self._steps.append(outputs)
+            self._not_empty.set()
+
+    async def get(self) -> _Outputs | None:
+        """The next step's outputs, or None at the end.
+
+        Raises:
+            Exception: the error that `end` was given, after all earlier outputs.
+        """
+        while not self._steps and not self._ended:
+            self._not_empty.clear()
+            await self._not_empty.wait()
+        if self._steps:
+            self._item_removed.set()
+            return self._steps.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
+
+    async def wait_flushed(self, leg_ids: Collection[str], deadline_s: float) -> bool:
+        """Wait until no output of these legs is queued; False if they were not taken in time."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._wait_until(lambda: not self._has_outputs_of(leg_ids))
+        except TimeoutError:
+            return False
+        return True
+
+    def discard(self, leg_ids: Collection[str]) -> tuple[LegOutput, ...]:
+        """Drop the queued outputs of these legs and return them."""
+        dropped = [out for step in self._steps for out in step if out.leg_id in leg_ids]
+        if dropped:
+            remaining = (tuple(o for o in step if o.leg_id not in leg_ids) for step in self._steps)
+            self._steps = deque(step for step in remaining if step)
+            self._item_removed.set()
+        return tuple(dropped)
+
+    def end(self, error: Exception | None = None, *, drop: bool = False) -> None:
+        """Accept no more; the reader gets the rest, unless dropped, then the end or `error`."""
+        if self._ended:
+            return
+        self._ended, self._error = True, error
+        if drop:
+            self._steps.clear()
+        self._not_empty.set()
+        self._item_removed.set()
+
+    def _has_outputs_of(self, leg_ids: Collection[str]) -> bool:
+        return any(output.leg_id in leg_ids for step in self._steps for output in step)
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition() and not self._ended:
+            self._item_removed.clear()
+            await self._item_removed.wait()
+
+
+class KvEventFeed:
+    """An engine's KV events since it was made, for one reader; an async iterator, to be closed."""
+
+    def __init__(self, limit_batches: int) -> None:
+        self._batches: deque[KvEventBatch] = deque(maxlen=limit_batches)
+        self._closed = False
+        self._not_empty = asyncio.Event()
+
+    def put(self, batch: KvEventBatch) -> None:
+        """Queue a batch, dropping the oldest when full; after the end it is dropped."""
+        if not self._closed:
+            self._batches.append(batch)
+            self._not_empty.set()
+
+    def end(self) -> None:
+        """Let the reader finish what is queued, then stop."""
+        self._closed = True
+        self._not_empty.set()
+
+    def __aiter__(self) -> KvEventFeed:
+        return self
+
+    async def __anext__(self) -> KvEventBatch:
+        while not self._batches:
+            if self._closed:
+                raise StopAsyncIteration
+            self._not_empty.clear()
+            await self._not_empty.wait()
+        return self._batches.popleft()
+
+    async def aclose(self) -> None:
+        """Stop reading, for good."""
+        self._batches.clear()
+        self.end()

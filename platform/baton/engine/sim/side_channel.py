@@ -1,13 +1,14 @@
 """How simulated engines fetch blocks from each other: a small request/answer protocol over TCP.
 
 Theory of operation: a message is a 4-byte big-endian length and a msgpack array. The puller
-connects and lets the time pass that moving the bytes would take: memory is read, whoever's blocks
-are in it by then, as by NIXL. It then sends `done`; the source frees the blocks and answers whether
-it had kept them to the end. `release` frees without a pull, `renew` keeps for longer. `describe`
-asks who listens and of which layout its blocks are; it is what a check of the side channel sends.
+connects and waits as long as the transfer would take. As with NIXL, it reads memory even if the
+blocks are another prompt's by then. It then sends `done`; the source frees the blocks and answers
+whether it had kept them to the end. `release` frees without a pull, `renew` extends the lease.
+`describe` asks for the engine's id and the layout of its blocks, for a check of the side channel.
 No bytes of KV cache exist, so none move.
-What may fail: no connection, no answer within the deadline, a connection that breaks meanwhile (the
-source died). All are `PullFailedError`.
+
+Failures: no connection, no answer within the deadline, or a connection that breaks (the source
+died). All are `PullFailedError`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from baton.runtime.process.sockets import create_bound_socket
 _Reply = TypeVar("_Reply")
 _LENGTH: Final = struct.Struct("!I")
 _MAX_MESSAGE_BYTES: Final = 4096
-"""Longest message: ids are a few dozen bytes."""
+"""Ids are a few dozen bytes."""
 _MAX_CONNECTIONS: Final = 512
 _CLOSE_DEADLINE_S: Final = 2.0
 _DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Of a message: it is not what it should be, no text, or nested too deeply."""
+"""Of a message: wrong types, invalid text, or too deep nesting."""
 
 
 class Verb(StrEnum):
-    """What a puller asks."""
+    """A puller's requests."""
 
     DONE = "done"
     RENEW = "renew"
@@ -48,7 +49,7 @@ class PullFailedError(Exception):
 
 
 class EngineDescription(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Who listens at a side channel, and which blocks it has."""
+    """The engine behind a side channel, and the layout of its blocks."""
 
     engine_id: str
     layout: str
@@ -64,11 +65,11 @@ def _frame(body: bytes) -> bytes:
 
 
 class LeaseServer:
-    """The source's end. Costs nothing while nobody asks: no task, no timer without a connection.
+    """The source's end. Without connections it has no task and no timer.
 
-    `description` is what it says of itself. `renew` keeps a finished prefill leg's blocks for
-    longer, `release` frees them; each says whether they had been kept until then. A connection is
-    cut after `idle_s`.
+    `description` is its answer to `describe`. `renew` extends the lease of a finished prefill leg's
+    blocks, `release` frees them; each returns whether they had been kept until then. A connection
+    is cut after `idle_s`.
     """
 
     def __init__(
@@ -88,10 +89,10 @@ class LeaseServer:
         self._paused = False
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; the address is returned as `host:port`, an IPv6 host in brackets.
+        """Listen; returns the address as `host:port`, an IPv6 host in brackets.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         listener = create_bound_socket(host, port)
@@ -99,13 +100,13 @@ class LeaseServer:
         return format_address(host, listener.getsockname()[1])
 
     def pause(self) -> None:
-        """Answer nobody until `resume`."""
+        """Send no answers until `resume`."""
         self._paused = True
         for connection in self._connections:
             connection.pause()
 
     def resume(self) -> None:
-        """Answer what was asked meanwhile."""
+        """Answer the requests that came meanwhile."""
         self._paused = False
         for connection in self._connections:
             connection.resume()
@@ -124,7 +125,7 @@ class LeaseServer:
                 await self._server.wait_closed()
 
     def admit(self, connection: _Connection) -> bool:
-        """Note a new connection; False when there are too many."""
+        """Add a connection; False when there are too many."""
         if len(self._connections) >= _MAX_CONNECTIONS:
             return False
         self._connections.add(connection)
@@ -133,7 +134,7 @@ class LeaseServer:
         return True
 
     def remove(self, connection: _Connection) -> None:
-        """Note that a connection ended."""
+        """Forget a connection that ended."""
         self._connections.discard(connection)
 
     def start_idle_timer(self, callback: Callable[[], None]) -> asyncio.TimerHandle:
@@ -141,10 +142,10 @@ class LeaseServer:
         return asyncio.get_running_loop().call_later(self._idle_s, callback)
 
     def handle(self, body: bytes) -> bytes:
-        """Do what a message asks.
+        """Carry out a request and return the answer.
 
         Raises:
-            msgspec.DecodeError: it is not a message of ours.
+            msgspec.DecodeError: it is not a message of this protocol.
         """
         request = msgspec.msgpack.decode(body, type=_Request)
         match request.verb:
@@ -158,7 +159,7 @@ class LeaseServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One puller's connection; anything that is not a message of ours ends it."""
+    """A puller's connection; an invalid message ends it."""
 
     def __init__(self, server: LeaseServer) -> None:
         self._server = server
@@ -167,7 +168,7 @@ class _Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A stream server makes no other kind; uvloop's does not say so by its class.
+        # A stream server makes no other kind; uvloop's class does not show it.
         self._transport = cast("asyncio.Transport", transport)
         if self._server.admit(self):
             self._timer = self._server.start_idle_timer(self.abort)
@@ -213,7 +214,7 @@ class _Connection(asyncio.Protocol):
 
 
 class LeaseClient:
-    """The puller's end of one exchange; use with `async with`."""
+    """The puller's end of an exchange; use with `async with`."""
 
     def __init__(self, address: str, leg_id: str, *, deadline_s: float) -> None:
         self._address = address
@@ -238,7 +239,7 @@ class LeaseClient:
             self._writer.transport.abort()
 
     async def request(self, verb: Verb) -> bool:
-        """Send a message that is answered by yes or no, and return the answer.
+        """Send a message with a yes/no answer, and return the answer.
 
         Raises:
             PullFailedError: there is none in time.
@@ -246,7 +247,7 @@ class LeaseClient:
         return await self._exchange(verb, bool)
 
     async def describe(self) -> EngineDescription:
-        """Ask who listens there.
+        """Ask for the engine's description.
 
         Raises:
             PullFailedError: there is no answer in time.
@@ -269,10 +270,10 @@ class LeaseClient:
             raise PullFailedError(f"{verb} to {self._address}: {error!r}") from error
 
     async def wait_connected(self, arrived: asyncio.Event) -> None:
-        """Let a transfer's time pass.
+        """Wait for the end of a transfer.
 
         Raises:
-            PullFailedError: the source went away meanwhile.
+            PullFailedError: the source disconnected meanwhile.
         """
         reader, _ = self._streams()
         async with asyncio.TaskGroup() as tasks:
@@ -291,7 +292,7 @@ class LeaseClient:
 
 
 async def _wait_for_disconnection(reader: asyncio.StreamReader) -> str:
-    """What went wrong, as soon as a source says anything while its blocks move."""
+    """The failure, as soon as a source sends anything or disconnects during a transfer."""
     try:
         data = await reader.read(1)
     except OSError as error:
@@ -304,7 +305,7 @@ async def _wait_set(event: asyncio.Event) -> None:
 
 
 async def pull(client: LeaseClient, transfer: AbstractAsyncContextManager[asyncio.Event]) -> bool:
-    """Fetch blocks: let the time of the transfer pass, have the source free them.
+    """Fetch blocks: wait for the transfer, then have the source free them.
 
     Returns whether the source had kept them to the end; else they may be another prompt's.
 
@@ -328,7 +329,7 @@ async def renew(client: LeaseClient) -> bool:
 
 
 async def release(client: LeaseClient) -> bool:
-    """Have the source free blocks that nobody pulls; False when it had done so already.
+    """Have the source free blocks without a pull; False when it had done so already.
 
     Raises:
         PullFailedError: the source does not answer.
@@ -338,7 +339,7 @@ async def release(client: LeaseClient) -> bool:
 
 
 async def check_source(client: LeaseClient, expected: EngineDescription) -> None:
-    """Make sure that the expected engine, with the expected blocks, listens there.
+    """Check that the expected engine, with the expected layout, listens there.
 
     Raises:
         PullFailedError: it does not answer, or is another one.

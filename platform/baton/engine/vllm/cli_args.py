@@ -1,4 +1,4 @@
-"""vLLM's parser of server arguments, which has another place in each supported version."""
+"""vLLM's parser of server arguments, whose module depends on the version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ try:
         make_arg_parser,
         validate_parsed_serve_args,
     )
-except ModuleNotFoundError as error:  # vLLM 0.32 has it beside its launchers
+except ModuleNotFoundError as error:  # vLLM 0.32
     if not (error.name or "").startswith("vllm.entrypoints.common"):
         raise
     from vllm.entrypoints.launchers.cli_args import (

@@ -1,4 +1,4 @@
-"""What speculative decoding gains: tokens per step, and seconds per token.
+"""The gain of speculative decoding: tokens per step, and seconds per token.
 
 A draft proposes tokens, the model checks them all in one step and keeps the beginning that it
 agrees with, plus one token of its own. Each proposal is taken to be accepted independently of the
@@ -25,8 +25,8 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
 def step_cost(drafted: int, *, draft_cost: float, verify_cost: float = 1.0) -> float:
     """Seconds of a step that drafts and checks, in steps that decode one token.
 
-    `draft_cost` is that of drafting one token; `verify_cost` that of checking all of them, which is
-    1 as long as reading the weights takes longer than multiplying with them, and then grows.
+    `draft_cost` is that of drafting one token, `verify_cost` that of checking all of them. It is 1
+    as long as a step is bound by reading the weights, and then grows.
     """
     return drafted * draft_cost + verify_cost
 

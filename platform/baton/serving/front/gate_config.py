@@ -42,7 +42,7 @@ from baton.engine.vllm.gate.gate import (
 )
 from baton.engine.vllm.gate.http import BAD_HOST, HOST, NO_HOST
 from baton.engine.vllm.gate.model_list import LIST_PATH, MODEL_PREFIX, ModelRow
-from baton.engine.vllm.wire.sessions import SESSION_FIELD, SESSION_HEADERS
+from baton.engine.vllm.wire.identity import SESSION_FIELD, SESSION_HEADERS
 from baton.runtime.keys.api_keys import KEY_PREFIX, KeyState
 from baton.serving.front.gate_maps import REJECTED_PREFIX, SEPARATOR, SESSION_MARK
 from baton.serving.front.haproxy_wrapper import (

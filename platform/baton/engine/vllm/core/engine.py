@@ -1,23 +1,21 @@
 """`ports.Engine` over a real vLLM engine.
 
-Theory of operation: `start` brings up EngineCore (a process, with worker processes under it) and
-talks to it through vLLM's own client over ZMQ. Everything that leaves the engine comes in order
-through one socket: `steps` takes what `core_outputs` reads there, and nobody else does. The
-processes are started from a thread that lives as long as the engine (see `plugin`: the kernel ties
-the processes to that thread).
+Theory of operation: `start` launches EngineCore (a process with worker processes) and uses vLLM's
+client over ZMQ. All outputs come in order through one socket: `core_outputs` reads it and `steps`
+is the only consumer. A thread that lives as long as the engine starts the processes, because the
+kernel ties them to that thread (see `patches.plugin`).
 
-An abort is a fence. The engine says nothing about an aborted request, but it answers a control
-call in order with its outputs; when that answer is there, a fence goes behind what was read and
-not taken, and once `steps` has come to it every earlier output has been yielded.
+An abort is a fence. The engine does not acknowledge it, but answers a control call in order with
+its outputs. After that answer a fence joins the buffered outputs; once `steps` reaches it, every
+earlier output has been yielded.
 
-What a prompt's KV blocks are fetched with is in the ticket, vLLM's `kv_transfer_params`; blocks
-that nobody will fetch are freed by a request that is aborted as it arrives (`release`).
+A KV handle carries vLLM's `kv_transfer_params`. `release` frees blocks without a pull by a request
+that is aborted on arrival.
 
-Load comes from the scheduler's statistics of its last step (see `legs`). Transfers are what the
-NIXL connector counted; with tensor parallelism each rank's transfer counts as one pull. Who they
-came from is in `links`.
+Load comes from the scheduler's statistics of its last step (see `legs`). Transfers are those that
+the NIXL connector counted; with tensor parallelism each rank's transfer counts as one pull.
 
-Outputs that were read wait without bound, so whoever iterates `steps` must keep up.
+Outputs wait without bound, so the consumer of `steps` must keep up.
 """
 
 from __future__ import annotations
@@ -25,18 +23,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import multiprocessing
 import os
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+import psutil
+import zmq
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
-from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient, _process_utility_output
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
@@ -50,9 +55,9 @@ from baton.domain.errors import (
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.kv_events import KvEventBatch
+from baton.domain.names.addresses import format_address
+from baton.domain.names.model_sources import is_path
 from baton.engine.gpus import gpu_start_lock
-from baton.engine.vllm.core import process
-from baton.engine.vllm.core.core_outputs import CoreOutputs
 from baton.engine.vllm.core.facts import engine_config, replica_facts, start_failure
 from baton.engine.vllm.core.kv_events import subscribe
 from baton.engine.vllm.core.legs import LiveLegs
@@ -64,31 +69,42 @@ from baton.engine.vllm.core.settings import (
     engine_environment,
     replay_endpoint,
 )
-from baton.engine.vllm.patches.cache_report import request_cache_report
-from baton.engine.vllm.patches.rank_reports import query_ranks
+from baton.engine.vllm.patches import table
+from baton.engine.vllm.patches.api_server import mark_engine_dead
+from baton.engine.vllm.patches.engine_reports import (
+    query_ranks,
+    query_resume_support,
+    request_cache_report,
+)
 from baton.engine.vllm.patches.refusals import first_line
-from baton.engine.vllm.patches.resume_checks import query_resume_support
 from baton.engine.vllm.patches.step_budget import limits_problem, scheduler_problem
-from baton.engine.vllm.wire.codec import EngineCodec, release_request
-from baton.engine.vllm.wire.kv_handles import UnusableKvHandle
+from baton.engine.vllm.wire.codec import EngineCodec, UnusableKvHandle, release_request
 from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.process.log_events import log_event
 from baton.runtime.process.scratch import scratch_folder
+from baton.runtime.process.sockets import create_bound_socket
 from baton.runtime.rank_transports import RankTransports
 
 logger = logging.getLogger(__name__)
-
 _STOP_GRACE_S = 5.0
 """From SIGTERM to SIGKILL. A worker takes seconds to unload its libraries; nothing needs them."""
-
-
 SideChannelCheck: TypeAlias = Callable[[str, str, float], Awaitable[None]]
-"""`(source_id, address, deadline_s)`: asks a side channel for what a pull needs, or raises
-`TransferFailed`."""
+"""`(source_id, address, deadline_s)`: queries a side channel, or raises `TransferFailed`."""
+
+# Plain integers: Python composes flags of enumerations anew for each message.
+_POLLIN, _NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK)
+_BATCH_MESSAGES = 16
+"""Messages per turn of the loop."""
+_KILL_WAIT_S = 5.0
+"""Time for the kernel to end a killed process."""
+_CPU_BLOCK_TOKENS = 32
+"""Source: vLLM 0.32 refuses others ("No common block size for 16 (CPU_ATTN: [MultipleOf(32)])")."""
+_ENVIRONMENT_LOCK = threading.Lock()
+"""`os.environ` belongs to the whole process, so two engines cannot start at once."""
 
 
 class VllmEngine:
-    """One vLLM engine with its processes."""
+    """A vLLM engine with its processes."""
 
     def __init__(
         self,
@@ -99,15 +115,14 @@ class VllmEngine:
         series: VllmSeries | None = None,
         adapters: KnownAdapters | None = None,
     ) -> None:
-        """Take what the engine cannot know by itself.
+        """Take dependencies that the engine cannot know by itself.
 
         Args:
-            settings: What to start it with.
-            side_channel_check: Asks a side channel whether it is in order; without it none is ever
-                asked.
-            transport: Says by what means blocks come from a replica; empty where it is not known.
-            series: Is fed what vLLM says of itself for Prometheus.
-            adapters: Where adapters are kept; None: those of the settings, and no others.
+            settings: Its configuration.
+            side_channel_check: Checks a source's side channel; None: no check.
+            transport: The transport of pulls from a replica; empty where unknown.
+            series: Gets vLLM's statistics for Prometheus.
+            adapters: Paths of adapters; None: only those of the settings.
         """
         self._settings = settings
         self._side_channel_check = side_channel_check
@@ -132,14 +147,14 @@ class VllmEngine:
         """Set once no further output can come."""
 
     async def start(self) -> ReplicaFacts:
-        """Bring the engine up and say what it is.
+        """Start the engine and return its facts.
 
         Raises:
-            EngineStartFailed: with one clear line and what to do about it.
+            EngineStartFailed: with the cause and a remedy.
         """
         loop = asyncio.get_running_loop()
         job = loop.run_in_executor(self._thread, self._construct)
-        # After a timeout nobody waits for it any more; its error is then of no interest.
+        # After a timeout no caller waits for its error.
         job.add_done_callback(lambda done: done.cancelled() or done.exception())
         deadline_s = self._settings.start_deadline_s
         try:
@@ -167,14 +182,14 @@ class VllmEngine:
         return self._facts
 
     def _construct(self) -> None:
-        """In the engine's own thread: check, then start the processes and wait for them."""
+        """In the engine's own thread: check, start the processes and wait for them."""
         settings = self._settings
-        process.check_startable(settings, on_cpu=current_platform.device_type == "cpu")
+        check_startable(settings, on_cpu=current_platform.device_type == "cpu")
         self._folder = scratch_folder("baton-kv-")
         self._events_endpoint = self._kv_events_endpoint()
         environment = engine_environment(settings, self._folder)
         try:
-            with process.patched_environment(environment):
+            with patched_environment(environment):
                 self._adapters.download_all()
                 with self._start_lock():
                     if not self._closed:
@@ -187,20 +202,20 @@ class VllmEngine:
             self._series.start(self._client.vllm_config)
 
     def _start_lock(self) -> AbstractContextManager[None]:
-        """Of those that share a GPU one starts at a time."""
+        """Engines that share a GPU start one after the other."""
         if not self._settings.shares_gpu:
             return nullcontext()
         return gpu_start_lock(os.environ, self._is_closed)
 
     def _launch(self) -> None:
-        # No other engine starts meanwhile, so children that appear are this one's.
-        self._other_children = process.child_pids()
+        # No other engine starts meanwhile, so new children belong to this engine.
+        self._other_children = _child_pids()
         config = engine_config(engine_arguments(self._settings, self._events_endpoint))
         self._check_budget(config)
         self._client = EngineCoreClient.make_async_mp_client(
             config, Executor.get_class(config), log_stats=True
         )
-        self._pids = process.child_pids() - self._other_children
+        self._pids = _child_pids() - self._other_children
 
     def _check_budget(self, config: VllmConfig) -> None:
         tokens = self._settings.max_batched_tokens_while_decoding
@@ -219,7 +234,7 @@ class VllmEngine:
     def _kv_events_endpoint(self) -> str | None:
         if not (self._settings.kv_events and self._settings.prefix_caching):
             return None
-        # A socket in a folder of our own: no port, and nobody else on the machine can listen.
+        # A socket in a private folder: no port, and no other user of the machine can listen.
         return f"ipc://{self._folder}/events"
 
     async def submit(self, leg: Leg) -> LegFailure | None:
@@ -251,7 +266,7 @@ class VllmEngine:
             self._legs.remove(leg.leg_id)
             return LegFailure.ENGINE_ERROR
         except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
-            # It could not be put into a message: nor could it for another engine.
+            # It cannot be serialized, for any engine.
             self._legs.remove(leg.leg_id)
             raise LegInvalid(leg.leg_id, first_line(error)) from error
         return None
@@ -303,16 +318,16 @@ class VllmEngine:
             self._legs.remove(leg_id)
 
     async def _fence(self, leg_ids: list[str]) -> None:
-        """Abort, and wait until `steps` has yielded all that was on its way before."""
+        """Abort, and wait until `steps` has yielded all earlier outputs."""
         with suppress(EngineDeadError):
             await self._core.abort_requests_async(leg_ids)
             await self._core.is_sleeping_async()
             await self._core_outputs.fence().wait()
 
     async def release(self, kv_handle: KvHandle) -> None:
-        """Tell the replica that issued `kv_handle` to free its blocks without pulling them.
+        """Tell the replica that issued `kv_handle` to free its blocks without a pull.
 
-        Best effort: when it does not get there, the issuer's lease runs out.
+        Best effort: if the message is lost, the issuer's lease expires.
         """
         if self._client is None or self._closed:
             return
@@ -345,14 +360,14 @@ class VllmEngine:
                 yield outputs
 
     def links(self) -> tuple[LinkTotals, ...]:
-        """What was pulled so far, by source; cheap, never blocks."""
+        """Totals of pulls by source; cheap, never blocks."""
         return self._legs.links()
 
     async def check_side_channel(self, source_id: str, address: str, deadline_s: float) -> None:
-        """Ask replica `source_id` at `address` for what a pull from it needs; move no block.
+        """Query the side channel of replica `source_id` as a pull does, without moving a block.
 
         Raises:
-            TransferFailed: it did not answer in time, or with something this engine cannot use.
+            TransferFailed: no answer in time, or an answer that this engine cannot use.
         """
         if self._settings.nixl is None:
             raise TransferFailed(source_id, "this engine has no NIXL")
@@ -360,7 +375,7 @@ class VllmEngine:
             await self._side_channel_check(source_id, address, deadline_s)
 
     async def rank_transports(self) -> tuple[RankTransports, ...]:
-        """What each worker says of what carries its pulls; those that do not answer are missing."""
+        """Each worker's report of its transports; workers without an answer are missing."""
         return () if self._client is None or self._closed else await query_ranks(self._core)
 
     def load(self) -> Load:
@@ -368,9 +383,9 @@ class VllmEngine:
         return self._legs.load()
 
     async def kv_events(self) -> AsyncGenerator[KvEventBatch, None]:
-        """Yield what the prefix cache gained and lost since its start, until the engine closes.
+        """Yield the changes of the prefix cache since its start, until the engine closes.
 
-        Nothing where the engine says nothing of its cache.
+        Yields nothing if the engine publishes no cache events.
         """
         endpoint = self._events_endpoint
         if endpoint is None or self._facts is None or not self._facts.cache_events:
@@ -383,8 +398,8 @@ class VllmEngine:
                 yield batch
 
     def process_ids(self) -> tuple[int, ...]:
-        """Ids of the engine's processes that live now: EngineCore and what it started."""
-        return tuple(member.pid for member in process.process_tree(self._pids))
+        """Ids of the engine's live processes: EngineCore and its descendants."""
+        return tuple(member.pid for member in _process_tree(self._pids))
 
     async def close(self) -> None:
         """Stop the engine and leave no process, port or memory behind. Idempotent."""
@@ -404,12 +419,12 @@ class VllmEngine:
 
     def _stop_processes(self) -> None:
         if self._client is None and self._other_children is not None:
-            # Construction goes on or has failed: whatever it has started is of no use.
-            self._pids = process.child_pids() - self._other_children
-        processes = process.process_tree(self._pids)
+            # Construction is running or has failed: its processes are of no use.
+            self._pids = _child_pids() - self._other_children
+        processes = _process_tree(self._pids)
         if self._client is not None:
             self._client.shutdown(timeout=_STOP_GRACE_S)
-        killed = process.kill_tree(processes, grace_s=1.0)
+        killed = _kill_tree(processes, grace_s=1.0)
         if killed:
             log_event(logger, logging.WARNING, "engine_processes_killed", {"pids": killed})
 
@@ -426,7 +441,7 @@ class VllmEngine:
         return self._outputs
 
     def _is_closed(self) -> bool:
-        """A call, so that the type checker forgets what was true before an await."""
+        """A method, so that the type checker forgets the value from before an await."""
         return self._closed
 
     def _engine_died(self, why: str) -> EngineDied:
@@ -435,9 +450,219 @@ class VllmEngine:
 
 async def _close_context(client: AsyncMPClient) -> None:
     """Free the client's ZMQ context with its threads; vLLM leaves that to the garbage collector."""
-    # The client closes its sockets in a callback of this loop; where its engine died, it may not.
+    # The client closes its sockets in a callback of this loop, unless its engine died.
     await asyncio.sleep(0)
     for socket in (client.input_socket, client.resources.output_socket):
         if not socket.closed:
             socket.close(linger=0)
     client.resources.ctx.term()
+
+
+class CoreOutputs:
+    """The outputs of a client's engine; create it on the running loop before any other call.
+
+    Theory of operation: vLLM's client reads its socket in a task, through ZMQ's futures, and queues
+    the outputs for another task. That costs more than all of baton's work for a step of a few
+    tokens. Here the loop's reader callback reads messages at once and wakes the task in `get`. The
+    rest of the client is unchanged: this object stands in for its task, so it cancels it with its
+    sockets.
+
+    Like the client, this buffers without bound, so the consumer must keep up.
+    """
+
+    def __init__(self, client: AsyncMPClient) -> None:
+        # No reference to the client: its finalizer holds this object.
+        self._resources = client.resources
+        self._decoder = client.decoder
+        self._utility_calls = client.utility_results
+        socket = client.resources.output_socket
+        self._socket: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._pending: deque[EngineCoreOutputs | asyncio.Event] = deque()
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()  # the client reads this attribute
+        table.CORE_OUTPUTS.install(client.resources, output_queue_task=self)
+        self._loop.add_reader(self._fd, self._receive)
+        self._loop.call_soon(self._receive)  # ZMQ signals only edges
+
+    async def get(self) -> EngineCoreOutputs:
+        """The outputs of the next step, or its statistics. For a single caller at a time.
+
+        Raises:
+            EngineDeadError: the engine died, or its client was shut down.
+            Exception: a message could not be decoded.
+        """
+        while True:
+            while not self._pending:
+                if self._failure is not None:
+                    is_dead = self._resources.engine_dead
+                    raise EngineDeadError(suppress_context=True) if is_dead else self._failure
+                self._waiter = self._loop.create_future()
+                await self._waiter
+            item = self._pending.popleft()
+            if not isinstance(item, asyncio.Event):
+                return item
+            item.set()
+
+    def fence(self) -> asyncio.Event:
+        """An event that is set when the consumer has taken all earlier messages."""
+        fence = asyncio.Event()
+        self._pending.append(fence)
+        self._wake()
+        return fence
+
+    def done(self) -> bool:
+        """Whether reading has stopped."""
+        return self._failure is not None
+
+    def cancel(self) -> None:
+        """Stop reading; buffered messages can still be taken. Idempotent."""
+        self._stop_reading(EngineDeadError())
+
+    def _receive(self) -> None:
+        try:
+            for _ in range(_BATCH_MESSAGES):
+                if self.done() or not int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
+                    return
+                self._on_message(self._socket.recv_multipart(_NOBLOCK))
+        except Exception as error:  # noqa: BLE001 - as vLLM's task does; whoever takes gets it
+            self._stop_reading(error)
+        else:
+            self._loop.call_soon(self._receive)
+
+    def _on_message(self, parts: list[bytes]) -> None:
+        if len(parts) == 1 and parts[0] == EngineCoreProc.ENGINE_CORE_DEAD:
+            mark_engine_dead(self._resources)
+            raise EngineDeadError
+        outputs: EngineCoreOutputs = self._decoder.decode(parts)
+        if outputs.utility_output:
+            _process_utility_output(outputs.utility_output, self._utility_calls)
+        elif outputs.outputs or outputs.scheduler_stats:
+            self._pending.append(outputs)
+            self._wake()
+
+    def _stop_reading(self, failure: Exception) -> None:
+        if self._failure is None:
+            self._failure = failure
+            self._loop.remove_reader(self._fd)
+            self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+@contextmanager
+def patched_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for processes started inside, then restore the old values.
+
+    vLLM has no argument for some settings (side-channel port, start method): it reads the
+    environment while it constructs the engine, and its processes inherit it.
+    """
+    with _ENVIRONMENT_LOCK:
+        previous = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in previous.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _child_pids() -> set[int]:
+    """Ids of the processes that this process started through multiprocessing."""
+    return {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+
+
+def _process_tree(pids: set[int]) -> list[psutil.Process]:
+    """The live processes among `pids` and their descendants."""
+    processes: list[psutil.Process] = []
+    for pid in pids:
+        try:
+            parent = psutil.Process(pid)
+            processes += [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
+    return processes
+
+
+def _kill_tree(processes: list[psutil.Process], *, grace_s: float) -> list[int]:
+    """Wait for processes to end, then kill the rest; blocks. Returns the ids of those killed."""
+    _, alive = psutil.wait_procs(processes, timeout=grace_s)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(alive, timeout=_KILL_WAIT_S)
+    return [process.pid for process in alive]
+
+
+def check_startable(settings: VllmEngineSettings, *, on_cpu: bool) -> None:
+    """Check for failures that can be predicted.
+
+    Raises:
+        EngineStartFailed: with the cause and a remedy.
+    """
+    _check_model(settings.model_source)
+    if settings.nixl is not None:
+        _check_port(settings.nixl.host, settings.nixl.port)
+    if on_cpu:
+        _check_block_size(settings)
+    if on_cpu and settings.kv_cache_bytes is not None:
+        # On a GPU only its own memory counts; vLLM checks that.
+        _check_memory(settings)
+
+
+def _check_model(source: str) -> None:
+    folder = Path(source).expanduser()
+    if is_path(source) and not folder.is_dir():
+        raise EngineStartFailed(
+            f"model folder {source!r} does not exist", "give an existing folder or a hub id"
+        )
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise EngineStartFailed(
+            f"model folder {source!r} has no config.json",
+            "give the folder that the model was saved into",
+        )
+
+
+def _check_port(host: str, port: int) -> None:
+    try:
+        # As ZMQ does: a port with only lingering connections is free.
+        with create_bound_socket(host, port):
+            pass
+    except OSError as error:
+        raise EngineStartFailed(
+            f"NIXL side channel cannot listen on {format_address(host, port)}: {error.strerror}",
+            "end the process that holds the port, or choose another host or port_base",
+        ) from error
+
+
+def _check_block_size(settings: VllmEngineSettings) -> None:
+    block_size_tokens = settings.block_size_tokens
+    if block_size_tokens is not None and block_size_tokens % _CPU_BLOCK_TOKENS:
+        raise EngineStartFailed(
+            f"block size of {block_size_tokens} tokens: vLLM's attention on a CPU takes"
+            " multiples of"
+            f" {_CPU_BLOCK_TOKENS}",
+            f"choose block_size {_CPU_BLOCK_TOKENS}, 64 or 128",
+        )
+
+
+def _check_memory(settings: VllmEngineSettings) -> None:
+    required_bytes = (
+        (settings.kv_cache_bytes or 0) * settings.tensor_parallel * settings.pipeline_parallel
+    )
+    available_bytes = psutil.virtual_memory().available
+    if required_bytes > available_bytes:
+        raise EngineStartFailed(
+            f"not enough memory for the KV cache: {required_bytes:,} bytes needed,"
+            f" {available_bytes:,} available",
+            "lower kv_cache or end other processes",
+        )

@@ -1,4 +1,4 @@
-"""What a started vLLM engine is, and why one did not start, in our words."""
+"""Facts of a started vLLM engine, and errors of an engine that did not start."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import ReplicaFacts
 from baton.engine.vllm.core.settings import VllmEngineSettings
-from baton.engine.vllm.patches.cache_report import CacheReport
-from baton.engine.vllm.wire.transfer_keys import CONNECTOR, CONNECTOR_MODULE
+from baton.engine.vllm.patches.engine_reports import CacheReport
+from baton.engine.vllm.wire.keys import CONNECTOR, CONNECTOR_MODULE
 
 
 def typed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Engine arguments with their nested mappings made into vLLM's own config values."""
+    """Engine arguments with nested mappings as vLLM's config objects."""
     typed = dict(arguments)
     for name, kind in (
         ("kv_transfer_config", KVTransferConfig),
@@ -32,9 +32,9 @@ def typed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def engine_config(arguments: Mapping[str, Any]) -> VllmConfig:
-    """What vLLM makes of engine arguments, with the defaults that `vllm serve` has on this device.
+    """Make vLLM's config from engine arguments, with the defaults of `vllm serve` on this device.
 
-    Told nothing of what it serves, vLLM takes 128 requests and 2,048 tokens on any GPU.
+    Without a usage context vLLM takes 128 requests and 2,048 tokens on any GPU.
     """
     typed = AsyncEngineArgs(**typed_arguments(arguments))
     return typed.create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -48,9 +48,9 @@ def replica_facts(
     cache_report: CacheReport,
     supports_resume: bool = False,
 ) -> ReplicaFacts:
-    """An engine's facts, from vLLM's config after the engine said ready, and its `cache_report`.
+    """An engine's facts, from vLLM's config of the ready engine and its `cache_report`.
 
-    Raw arguments may have changed what `settings` asked for, hence the looks at the config.
+    Raw arguments may override `settings`, so the config decides.
     """
     scheduler, options = config.scheduler_config, config.cache_config
     events, transfer = config.kv_events_config, config.kv_transfer_config
@@ -89,17 +89,17 @@ def replica_facts(
 
 
 def _adapter_slots(config: VllmConfig) -> int:
-    """Adapters that every worker keeps in the host's memory."""
+    """Adapters that every worker keeps in host memory."""
     return 0 if config.lora_config is None else int(config.lora_config.max_cpu_loras)
 
 
 def side_channel_address(settings: VllmEngineSettings) -> str:
-    """Where other engines find this one; empty without NIXL."""
+    """The address for other engines' pulls; empty without NIXL."""
     return "" if settings.nixl is None else settings.nixl.address
 
 
 def _uses_baton_connector(transfer: KVTransferConfig) -> bool:
-    """Whether blocks are fetched by baton's connector, alone or beside others."""
+    """Whether baton's connector fetches blocks, alone or beside others."""
     nested_connectors = transfer.kv_connector_extra_config.get("connectors", ())
     modules = [
         nested_connector.get("kv_connector_module_path") for nested_connector in nested_connectors
@@ -108,10 +108,10 @@ def _uses_baton_connector(transfer: KVTransferConfig) -> bool:
 
 
 def kv_block_bytes(config: VllmConfig) -> int:
-    """Bytes of one block over all layers and ranks: what a pull of it moves.
+    """Bytes of a block over all layers and ranks, which a pull of it moves.
 
-    From the model's shape, taking every layer for full attention: what there is where an engine
-    does not tell (`CacheReport.block_bytes`).
+    From the model's shape with full attention in every layer, for engines that do not report
+    `CacheReport.block_bytes`.
     """
     model, cache = config.model_config, config.cache_config
     heads = 1 if model.use_mla else 2 * model.get_total_num_kv_heads()
@@ -126,10 +126,10 @@ def _kv_value_bytes(config: VllmConfig) -> int:
 
 
 def kv_layout(settings: VllmEngineSettings, config: VllmConfig) -> str:
-    """All that two engines must share to hand KV blocks to each other.
+    """All properties that two engines must share to hand KV blocks to each other.
 
-    Tensor and pipeline parallelism are not in it: the connector bridges differences there. An
-    engine without NIXL shares with nobody, so its layout is its own.
+    Not tensor and pipeline parallelism: the connector bridges differences there. An engine without
+    NIXL shares with no other, so its layout is unique.
     """
     model, cache = config.model_config, config.cache_config
     transfer = config.kv_transfer_config
@@ -149,14 +149,14 @@ def kv_layout(settings: VllmEngineSettings, config: VllmConfig) -> str:
             f"kv={cache.cache_dtype}",
             f"block={cache.block_size}",
             f"vllm={vllm.__version__}",
-            # One among several connectors hands over as it would alone.
+            # NIXL beside other connectors hands off as it does alone.
             CONNECTOR if transfer.has_connector(CONNECTOR) else str(transfer.kv_connector),
         )
     )
 
 
 def start_failure(settings: VllmEngineSettings, error: Exception) -> EngineStartFailed:
-    """One line and a remedy for whatever vLLM raised while an engine was constructed."""
+    """A line and a remedy for any exception from the construction of an engine."""
     if isinstance(error, EngineStartFailed):
         return error
     subject = f"replica {settings.replica_id}: engine did not start"

@@ -1,13 +1,12 @@
-"""vLLM's KV events as our values.
+"""vLLM's KV events as baton's values.
 
-Theory of operation: vLLM publishes what its prefix cache gains and loses on a ZMQ PUB socket, in
-numbered batches, and keeps the last 10,000 of them for whoever asks on a second socket. PUB drops
-what a slow reader does not take, and all that was published before the subscription took effect;
-nobody is told. So a reader asks for the past when it starts, from number 0; again when a number is
-missing; and every half second until its subscription has brought a first batch, since only that
-proves that no more can be lost unseen. Batches come out in order, and once. What vLLM no longer
-keeps is left out, as the numbers show: a reader that sees a gap distrusts what it knew (see
-`baton.domain.kv_events`).
+Theory of operation: vLLM publishes changes of its prefix cache on a ZMQ PUB socket, in numbered
+batches, and serves the last 10,000 on a second socket. PUB drops batches of a slow reader, and all
+before the subscription took effect, without notice. So a reader asks for a replay from number 0
+when it starts, and again after a gap. It also asks every half second until its subscription has
+delivered a first batch, which proves that later losses are visible as gaps. Batches come out in
+order, and once. Batches that vLLM no longer keeps are missing, so a reader that sees a gap
+distrusts its index (see `baton.domain.kv_events`).
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 _BATCH = msgspec.msgpack.Decoder(EngineBatch)
 _QUEUED_BATCHES = 10_000
-"""Batches kept for a slow reader; more are dropped, and then asked for again."""
+"""Batches kept for a slow reader, which requests later batches again."""
 _REPLAY_INTERVAL_S = 0.5
 _REPLAY_TIMEOUT_S = 1.0
-"""How long to wait for a message of a replay: vLLM looks for questions at least every 0.1 s."""
+"""Time to wait for a message of a replay: vLLM looks for requests at least every 0.1 s."""
 _END_OF_REPLAY = 2**64 - 1
 """Source: `ZmqEventPublisher.END_SEQ`."""
 
@@ -61,7 +60,7 @@ async def subscribe(
                 try:
                     yield decode_batch(message, replica_id)
                 except (ValueError, msgspec.MsgspecError) as error:
-                    # Left out, it is a gap like any other.
+                    # Readers see a gap and distrust their index.
                     fields = {"replica_id": replica_id, "reason": str(error)}
                     log_event(logger, logging.WARNING, "cache_events_not_understood", fields)
     finally:
@@ -69,7 +68,7 @@ async def subscribe(
 
 
 class _EventReader:
-    """Both sockets of one engine's publisher."""
+    """Both sockets of an engine's publisher."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, ended: asyncio.Event) -> None:
         self._context = zmq.asyncio.Context()
@@ -80,10 +79,9 @@ class _EventReader:
         self._replay_endpoint = replay_endpoint
         self._ended = asyncio.ensure_future(ended.wait())
         self._next_number = 0
-        """The number of the next batch to hand out."""
 
     async def messages(self) -> AsyncGenerator[Message, None]:
-        """Yield what was published, in order."""
+        """Yield the published messages, in order."""
         subscribed = False
         message: Message | None = None
         while not self._ended.done():
@@ -98,9 +96,9 @@ class _EventReader:
             subscribed = subscribed or message is not None
 
     async def _replay_missing(self) -> AsyncGenerator[Message, None]:
-        """Yield what vLLM still keeps from the wanted number on.
+        """Yield the messages that vLLM still keeps, from the next number on.
 
-        Where an answer outran its socket it has holes, and is asked for again from the first.
+        An answer that overran its socket has gaps; the reader then asks again from the first gap.
         """
         has_gap = True
         while has_gap and not self._ended.done():
@@ -116,7 +114,7 @@ class _EventReader:
                         yield message
 
     async def _replay(self, first: int) -> AsyncGenerator[Message, None]:
-        # A socket of its own: whatever comes too late dies with it.
+        # A socket of its own: late answers end with it.
         socket = self._context.socket(zmq.DEALER)
         try:
             socket.set_hwm(0)
@@ -130,7 +128,7 @@ class _EventReader:
             socket.close(linger=0)
 
     async def _receive(self, socket: zmq.asyncio.Socket, timeout_s: float | None) -> Message | None:
-        """The next message; None when none came in time, or no more will be read."""
+        """The next message; None after a timeout or the end."""
         received: asyncio.Future[Message] = asyncio.ensure_future(socket.recv_multipart())
         try:
             awaited: set[asyncio.Future[Any]] = {received, self._ended}
@@ -140,23 +138,22 @@ class _EventReader:
             received.cancel()
 
     def close(self) -> None:
-        """Free the sockets."""
         self._ended.cancel()
         self._live.close(linger=0)
         self._context.term()
 
 
 def _sequence_number(message: Message) -> int:
-    """A message's number; -1 for one that is none of vLLM's."""
+    """A message's number; -1 for a message of another shape."""
     return int.from_bytes(message[1], "big") if len(message) == 3 else -1  # noqa: PLR2004
 
 
 def decode_batch(message: Message, replica_id: str) -> KvEventBatch:
-    """One message of vLLM's publisher as a value.
+    """A message of vLLM's publisher as a value.
 
     Raises:
-        ValueError: not a message of that shape.
-        msgspec.MsgspecError: the batch is not what this vLLM publishes.
+        ValueError: the message has another shape.
+        msgspec.MsgspecError: the batch is not of this vLLM's format.
     """
     if len(message) != 3:  # noqa: PLR2004 - the shape of the message
         raise ValueError(f"replica {replica_id}: got {len(message)} frames, expected 3")
@@ -168,7 +165,6 @@ def decode_batch(message: Message, replica_id: str) -> KvEventBatch:
 def _to_kv_events(
     engine_event: BlockStored | BlockRemoved | AllBlocksCleared,
 ) -> tuple[KvEvent, ...]:
-    """Our values for vLLM's event."""
     if isinstance(engine_event, AllBlocksCleared):
         return (BlocksCleared(),)
     if isinstance(engine_event, BlockStored):
@@ -179,11 +175,11 @@ def _to_kv_events(
 
 
 def _to_blocks_stored(engine_event: BlockStored) -> tuple[BlocksStored, ...]:
-    """The blocks that token ids alone name, and apart from them those from the first that has more.
+    """The blocks that only token ids identify, and separately the rest of the run.
 
-    Blocks that vLLM leaves without tokens keep only their names, which is enough where the same
-    blocks were told of in another tier or group. So do those of a run with holes, which sliding
-    windows and states have: vLLM gives the tokens of the holes, too, but not where they are.
+    Blocks without tokens keep only their hashes, which is enough if another tier or group names the
+    same blocks. So do blocks of a run with holes (sliding windows, states): vLLM gives the tokens
+    of the holes too, but not their positions.
     """
     hashes = [_hash(block_hash) for block_hash in engine_event.block_hashes]
     tokens, block_tokens = engine_event.token_ids, engine_event.block_size
@@ -212,10 +208,11 @@ def _to_blocks_stored(engine_event: BlockStored) -> tuple[BlocksStored, ...]:
 
 
 def _extra_keys(engine_event: BlockStored, index: int) -> tuple[object, ...]:
-    """What made a block's hash besides tokens and adapter.
+    """The inputs of a block's hash other than tokens and adapter.
 
-    That is the cache salt (text, only in a prompt's first block), images and the like (lists), and
-    digests of prompt embeddings (bytes). Source: `to_event_extra_keys` in vLLM's kv_cache_utils.
+    These are the cache salt (text, only in a prompt's first block), images and the like (lists),
+    and digests of prompt embeddings (bytes). Source: `to_event_extra_keys` in vLLM's
+    kv_cache_utils.
     """
     keys = engine_event.extra_keys[index] if engine_event.extra_keys else None
     adapter_keys = 1 if engine_event.lora_name is not None else 0
@@ -231,7 +228,7 @@ def _tier(engine_event: BlockStored | BlockRemoved) -> str | None:
 
 
 def _hash(engine_hash: bytes | int) -> BlockHash:
-    """Blocks are named by 64-bit numbers or whole digests, as vLLM is configured."""
+    """A block's hash: vLLM uses 64-bit numbers or whole digests, by configuration."""
     return (
         engine_hash if isinstance(engine_hash, bytes) else (engine_hash % 2**64).to_bytes(8, "big")
     )

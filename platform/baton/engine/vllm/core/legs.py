@@ -1,4 +1,4 @@
-"""The legs that an engine runs, and what its steps say of them and of the engine."""
+"""The legs that an engine runs, and the load and transfers that its steps report."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from vllm.v1.metrics.stats import SchedulerStats
 from baton.domain.fleet import LinkTotals, Load, StepTotals, TransferTotals
 from baton.domain.handoff import Leg, LegOutput, LegTimes
 from baton.engine.vllm.core.lora import EngineAdapters
-from baton.engine.vllm.wire.codec import EngineCodec
-from baton.engine.vllm.wire.kv_handles import source_engine_id
-from baton.engine.vllm.wire.transfer_keys import (
+from baton.engine.vllm.wire.codec import EngineCodec, source_engine_id
+from baton.engine.vllm.wire.keys import (
     CONNECTOR,
     DURATIONS_KEY,
     FAILED_SOURCES_KEY,
@@ -29,10 +28,10 @@ from baton.engine.vllm.wire.transfer_keys import (
 )
 
 _SMOOTHING = 0.1
-"""Weight of the newest step in the moving average: the last 20 steps or so count."""
+"""Weight of the newest step in the moving average: about the last 20 steps count."""
 _FAILURE_KEYS = ("num_failed_transfers", "num_failed_notifications", "num_failed_handshakes")
 _MAX_SOURCES = 1024
-"""Replicas that are remembered; of more, those that were longest not pulled from are forgotten."""
+"""Replicas that are remembered; beyond that, those with the oldest pulls are dropped."""
 _V = TypeVar("_V")
 
 
@@ -40,21 +39,21 @@ _V = TypeVar("_V")
 class _LiveLeg:
     prompt_tokens: int
     uncached_prompt_tokens: int
-    """Of them, those that are neither cached nor pulled, as far as that is known."""
+    """Neither cached nor pulled, as far as that is known."""
     output_tokens: int = 0
     started: bool = False
     queued_at_s: float | None = None
-    """This and the next two are by the clock of EngineCore, for whom all of them are told."""
+    """By the clock of EngineCore, like the next two."""
     scheduled_at_s: float | None = None
     first_output_at_s: float = 0.0
     preemptions: int = 0
     reported_preemptions: int = 0
 
     def record_events(self, events: list[EngineCoreEvent]) -> None:
-        """Take in what the scheduler did with it since its last output.
+        """Add the scheduler's events since the last output.
 
-        Source: vLLM 0.32, v1/core/sched/scheduler.py: QUEUED when it was added, SCHEDULED when it
-        first computes (a pull of its blocks comes before that) and after each PREEMPTED.
+        Source: vLLM 0.32, v1/core/sched/scheduler.py: QUEUED on arrival, SCHEDULED when it first
+        computes (after a pull of its blocks) and after each PREEMPTED.
         """
         for event in events:
             if event.type is EngineCoreEventType.QUEUED:
@@ -65,7 +64,7 @@ class _LiveLeg:
                 self.scheduled_at_s = event.timestamp
 
     def times(self) -> LegTimes | None:
-        """What is to be told of its time; None where EngineCore keeps none."""
+        """The leg's times, which are then reported; None where EngineCore keeps none."""
         if self.queued_at_s is None or self.scheduled_at_s is None:
             return None
         self.reported_preemptions = self.preemptions
@@ -97,28 +96,28 @@ class LiveLegs:
         return leg_id in self._live
 
     def add(self, leg: Leg) -> None:
-        """A leg is handed to the engine."""
+        """Record that the engine gets a leg."""
         live = _LiveLeg(len(leg.prompt_token_ids), leg.uncached_prompt_tokens)
         self._live[leg.leg_id] = live
         self._meter.on_leg_submitted(live.uncached_prompt_tokens)
         self._links.on_leg_submitted(leg)
 
     def remove(self, leg_id: str) -> None:
-        """A leg has ended, or never began."""
+        """Record that a leg has ended, or never began."""
         live = self._live.pop(leg_id, None)
         self._adapters.on_leg_ended(leg_id)
         if live is not None and not live.started:
             self._on_first_output(leg_id, live)
 
     def clear(self) -> None:
-        """Nothing runs any more."""
+        """Forget all legs, after the engine closed."""
         self._live.clear()
 
     def on_step(self, step: EngineCoreOutputs) -> tuple[LegOutput, ...]:
-        """What one step of the engine means for the legs."""
+        """The outputs of an engine step, for legs that still run."""
         stats = step.scheduler_stats
         if stats is not None and stats.kv_connector_stats:
-            # First: an output may end the wait that says where a transfer was from.
+            # First: an output may end the wait that identifies a transfer's source.
             self._links.on_step(_nixl_statistics(stats.kv_connector_stats))
         outputs = []
         context_tokens = 0
@@ -132,7 +131,7 @@ class LiveLegs:
         return tuple(outputs)
 
     def _context_tokens(self, live: _LiveLeg) -> int:
-        """Tokens that a leg's output was decoded from; 0 for the first, which ends a prefill."""
+        """Tokens that a leg's output attended to; 0 for the first, which ends a prefill."""
         return live.prompt_tokens + live.output_tokens if live.started else 0
 
     def _to_output(self, output: EngineCoreOutput, live: _LiveLeg, at_s: float) -> LegOutput:
@@ -161,24 +160,22 @@ class LiveLegs:
         return load._replace(adapters=self._adapters.adapter_load())
 
     def links(self) -> tuple[LinkTotals, ...]:
-        """What was pulled so far, by source."""
+        """Totals of pulls by source."""
         return self._links.totals()
 
 
 class LoadMeter:
-    """Adds up what steps report.
+    """Sums the statistics of steps.
 
-    Pulling is what the scheduler defers, which for our requests means: waits for its KV blocks, or
-    for its turn to fetch them where there are more than may fetch at a time. The latter are queued.
-    Queued is every other live leg that the scheduler does not run, wherever it waits: on its way or
-    in the scheduler's queue. `queued_tokens` are prompt tokens that legs which have produced
-    nothing yet must compute: those that they pull, or that are expected to be cached, are not among
-    them. vLLM does not say how much of a prompt a chunked prefill has done, so the rest counts in
-    full until the first token.
+    Pulling requests are those that the scheduler defers: they wait for KV blocks, or for their turn
+    to pull; `max_pulls` of them count as pulling and the rest as queued. Queued is every other live
+    leg that the scheduler does not run. `queued_tokens` are prompt tokens to compute of legs
+    without output, without tokens that they pull or that are expected to be cached. vLLM does not
+    report the progress of a chunked prefill, so all of them count until the first token.
 
-    Every step that computed something is in the step totals, whether it produced outputs or not. A
-    step's time is how long vLLM waited for its result; where vLLM prepares the next step meanwhile
-    (asynchronous scheduling), the times of a busy engine's steps leave out what that hid.
+    Every step that computed tokens is in the step totals. A step's time is how long vLLM waited for
+    its result. With asynchronous scheduling, this leaves out the preparation that a busy engine
+    hides.
     """
 
     def __init__(self, *, max_pulls: int | None = None) -> None:
@@ -192,15 +189,15 @@ class LoadMeter:
         self._steps = StepTotals()
 
     def on_leg_submitted(self, prompt_tokens: int) -> None:
-        """A leg was handed to the engine."""
+        """Count a leg that the engine gets."""
         self._queued_tokens += prompt_tokens
 
     def on_leg_started(self, prompt_tokens: int) -> None:
-        """A leg produced its first output, or ended without any."""
+        """Count a leg with its first output, or its end without any."""
         self._queued_tokens -= prompt_tokens
 
     def on_step(self, stats: SchedulerStats, *, context_tokens: int = 0) -> None:
-        """Take in one step; `context_tokens` is what those it decoded for attended to."""
+        """Add a step; its decoding requests attended to `context_tokens` tokens."""
         self._running_requests = stats.num_running_reqs
         self._pulling_requests = stats.num_skipped_waiting_reqs
         if self._max_pulls is not None:
@@ -225,7 +222,7 @@ class LoadMeter:
             self._transfers = _add_transfers(self._transfers, nixl)
 
     def load(self, *, live_legs: int) -> Load:
-        """The load now. `live_legs` bounds counts that were true at the last step only."""
+        """The load now. `live_legs` bounds counts from the last step."""
         running = min(self._running_requests, live_legs)
         pulling = min(self._pulling_requests, live_legs - running)
         return Load(
@@ -241,7 +238,7 @@ class LoadMeter:
 
 
 def _add_transfers(totals: TransferTotals, statistics: Mapping[str, Any]) -> TransferTotals:
-    """`totals` with one step's NIXL connector statistics added: lists, one entry an occurrence."""
+    """`totals` plus a step's NIXL statistics: lists with one entry per occurrence."""
 
     def entries(name: str) -> Sequence[float]:
         values: Sequence[float] = statistics.get(name) or ()
@@ -258,23 +255,22 @@ def _add_transfers(totals: TransferTotals, statistics: Mapping[str, Any]) -> Tra
 
 
 class PullMeter:
-    """Adds up, by source, what steps report of transfers.
+    """Sums by source the transfers that steps report.
 
-    Exact with baton's connector, which names the source engine of every entry; which replica that
-    engine belongs to is in the legs that bring its tickets. Under another connector an entry counts
-    where all legs that wait for their blocks wait for one source. What cannot be told is in no
-    link; the replica's `TransferTotals` have it all the same.
+    Exact with baton's connector, which names the source engine of every entry; the legs' KV handles
+    name its replica. With another connector an entry counts if all waiting legs wait for one
+    source. Other entries are in no link, but still in the replica's `TransferTotals`.
     """
 
     def __init__(self, transport: Callable[[str], str] = lambda _source_id: "") -> None:
-        """Take what says by which transport blocks come from a replica; empty: not known."""
+        """Take a function for the transport from a replica; empty means unknown."""
         self._transport = transport
         self._replicas: dict[str, str] = {}
         self._awaited_sources: dict[str, str | None] = {}
         self._totals: dict[str, LinkTotals] = {}
 
     def on_leg_submitted(self, leg: Leg) -> None:
-        """A leg was handed to the engine; it may have to fetch its blocks."""
+        """Record a leg that the engine gets; it may have to pull."""
         if leg.kv_handle is None:
             return
         if leg.source_id is not None:
@@ -282,11 +278,11 @@ class PullMeter:
         self._awaited_sources[leg.leg_id] = leg.source_id
 
     def on_fetch_ended(self, leg_id: str) -> None:
-        """A leg waits no more: it produced something, or ended."""
+        """Record that a leg no longer waits: it produced output, or ended."""
         self._awaited_sources.pop(leg_id, None)
 
     def on_step(self, statistics: Mapping[str, Any]) -> None:
-        """Take in one step's statistics of the NIXL connector."""
+        """Add a step's statistics of the NIXL connector."""
         transferred = _entries(statistics, TRANSFERS_KEY)
         durations_s = _entries(statistics, DURATIONS_KEY)
         sources = self._replicas_of_entries(statistics, SOURCES_KEY, expected=len(transferred))
@@ -301,7 +297,7 @@ class PullMeter:
     def _replicas_of_entries(
         self, statistics: Mapping[str, Any], key: str, *, expected: int
     ) -> Sequence[str | None]:
-        """The replica of each entry; None where it cannot be told."""
+        """The replica of each entry; None where it is unknown."""
         engine_ids: Sequence[str] | None = statistics.get(key)
         if engine_ids is not None and (key == FAILED_SOURCES_KEY or len(engine_ids) == expected):
             return [self._replicas.get(engine_id) for engine_id in engine_ids]
@@ -322,7 +318,7 @@ class PullMeter:
         _put_newest(self._totals, source_id, summed)
 
     def totals(self) -> tuple[LinkTotals, ...]:
-        """What was pulled so far, by source."""
+        """Totals of pulls by source."""
         return tuple(
             total._replace(transport=self._transport(source_id))
             for source_id, total in self._totals.items()
@@ -330,7 +326,7 @@ class PullMeter:
 
 
 def _nixl_statistics(statistics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the NIXL connector says, where it may be one of several."""
+    """The NIXL connector's statistics, also where it is one of several connectors."""
     nixl: Mapping[str, Any] = statistics.get(CONNECTOR, statistics)
     return nixl
 

@@ -1,11 +1,10 @@
-"""The LoRA adapters of one vLLM engine: loaded when a leg first needs one.
+"""The LoRA adapters of a vLLM engine, loaded when a leg first needs one.
 
-Theory of operation: vLLM loads an adapter in the step that first needs it, and one that cannot be
-loaded ends the engine with all that runs on it. Here it is loaded by a call of its own before the
-leg is handed over, so that a wrong path or rank costs that leg alone. Either way the engine
-computes nothing meanwhile. vLLM keeps `max_cpu_loras` of them and forgets the longest unused; which
-they are is kept book of here, for it does not say. Where the book errs, vLLM loads again what it
-has loaded before.
+Theory of operation: vLLM loads an adapter in the step that first needs it, and a failure ends the
+engine with all its legs. So this module loads it by a call before the leg, and a wrong path or rank
+fails only that leg. Either way the engine computes nothing meanwhile. vLLM keeps the
+`max_cpu_loras` most recently used and does not report them, so this module tracks them. After an
+error in that record, vLLM loads an adapter again.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _MAX_WHY_CHARS = 300
 
 
 def resolve_local_path(source: str) -> str:
-    """Where an adapter is on this machine, brought from the hub if need be; blocks.
+    """The adapter's path on this machine, downloaded if necessary; blocks.
 
-    The source itself where it cannot be had: an engine says so when it is asked for.
+    The source itself after a failure: the engine reports the error when a leg needs it.
     """
     with suppress(OSError, ValueError):
         return str(get_adapter_absolute_path(source))
@@ -36,12 +35,12 @@ def resolve_local_path(source: str) -> str:
 
 
 class EngineAdapters:
-    """What an engine serves besides its model."""
+    """The adapters that an engine serves."""
 
     def __init__(self, known_adapters: KnownAdapters, *, slots: int) -> None:
         self._known_adapters = known_adapters
         self._requests: dict[str, LoRARequest] = {}
-        """Of every adapter that was ever asked for: vLLM knows them by their ids."""
+        """By adapter; vLLM knows adapters by the ids of these."""
         for name, source in known_adapters.fixed.items():
             self._add(name, source)
         self._loaded_adapters = LoadedAdapters(slots)
@@ -49,10 +48,10 @@ class EngineAdapters:
         self._load_lock = asyncio.Lock()
 
     def download_all(self) -> None:
-        """Bring adapters from a hub to this machine; blocks.
+        """Download the adapters; blocks.
 
-        Left to the engine, the first request for one would hold up all that runs there. One that
-        cannot be had is told of when it is asked for.
+        Otherwise the first request for an adapter would stall all legs. A failure shows when a leg
+        needs the adapter.
         """
         for request in self._requests.values():
             request.lora_path = resolve_local_path(request.lora_path)
@@ -63,9 +62,9 @@ class EngineAdapters:
         name: str | None,
         load_adapter: Callable[[LoRARequest], Awaitable[object]],
     ) -> LoRARequest | None:
-        """See to it that a leg's adapter is there; None for a leg without one.
+        """Load a leg's adapter if necessary; None for a leg without one.
 
-        `load_adapter` has the engine load an adapter, and raises what it raises.
+        `load_adapter` has the engine load an adapter, and may raise.
 
         Raises:
             AdapterFailed: there is no such adapter, or it cannot be loaded.
@@ -110,9 +109,9 @@ class EngineAdapters:
         self._loaded_adapters.on_loaded(request.lora_name, elapsed_s)
 
     def on_leg_ended(self, leg_id: str) -> None:
-        """A leg is over; one without an adapter is ignored."""
+        """Record the end of a leg, with or without an adapter."""
         self._loaded_adapters.on_leg_ended(self._by_leg.pop(leg_id, None))
 
     def adapter_load(self) -> AdapterStatus:
-        """What others are told of them."""
+        """The loaded adapters, for the replica's load."""
         return self._loaded_adapters.report()

@@ -1,17 +1,16 @@
-"""vLLM's own series (`vllm:*`) of one engine, beside baton's.
+"""vLLM's own series (`vllm:*`) of an engine, beside baton's.
 
-*Theory of operation.* vLLM's own logger is fed the statistics of each step, as vLLM's API server
-would. Of requests, which here are legs, it is told what costs nothing for each token: how many
-tokens came and went, where prompts' tokens came from, preemptions, and how legs ended. So its
-histograms of requests' latencies stay empty and are left out: baton has its own of them
-(`telemetry.catalogue`), of whole requests.
+Theory of operation: vLLM's logger gets the statistics of each step, as from vLLM's API server. Of
+requests, which here are legs, it gets only data that is free per token: token counts, sources of
+prompt tokens, preemptions, and ends. Its histograms of request latencies stay empty and are left
+out; baton has its own (`telemetry.metrics.catalogue`), of whole requests.
 
-Telling it a step costs as much as all else that the step's tokens cost here. But most steps are
-*plain*: some tokens, and gauges that the next step sets anew. Those are only counted, and told
-together before the next step that is not, or when somebody looks. What is told is the same.
+A call of the logger costs as much as all other work for a step's tokens. But most steps are
+*plain*: tokens, and gauges that the next step overwrites. Those are counted, and recorded together
+before the next step that is not plain, or when a scrape comes. The series are the same.
 
-vLLM registers its series with the process' one registry, from which a second engine removes the
-first one's. Here each engine's are taken out of it, into a registry of their own.
+vLLM registers its series in the process' global registry, where a second engine replaces the first
+engine's. So each engine's series move into a registry of their own.
 """
 
 from __future__ import annotations
@@ -36,32 +35,32 @@ _REGISTRY_LOCK = threading.Lock()
 
 
 class VllmSeries(Collector):
-    """Feeds vLLM's logger, and collects what it says; nothing before `start`."""
+    """Feeds vLLM's logger and collects its series; none before `start`."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._logger: PrometheusStatLogger | None = None
         self._pending_lock = threading.Lock()
-        """Held for the next two, which whoever collects in another thread tells as well."""
+        """Guards the next two; a scrape in another thread also flushes them."""
         self._pending_stats: SchedulerStats | None = None
-        """Of the last plain step that was not told yet."""
+        """Of the last plain step that is not recorded yet."""
         self._pending_token_counts: Counter[int] = Counter()
-        """How many plain steps with outputs had so many tokens and were not told yet."""
+        """Plain steps with outputs that are not recorded yet, by number of tokens."""
 
     def start(self, config: VllmConfig) -> None:
-        """An engine of this configuration has started; without its series it runs as well."""
+        """Make the logger of an engine; a failure leaves the engine without series."""
         try:
             with _REGISTRY_LOCK:
                 self._logger = _make_isolated_logger(config, self._registry)
-        except Exception:  # telemetry is no reason not to serve
+        except Exception:  # telemetry must not stop the engine
             logger.exception("vLLM's own series are not told")
 
     def on_step(self, step: EngineCoreOutputs) -> None:
-        """Take in one step of the engine."""
+        """Record an engine step."""
         self._with_logger(lambda told: self._record_step(step, told))
 
     def collect(self) -> Iterator[Family]:
-        """What vLLM says, but for histograms in which there is nothing."""
+        """VLLM's series, without empty histograms."""
         self._with_logger(self._flush_pending)
         return (family for family in self._registry.collect() if not _is_empty(family))
 
@@ -96,19 +95,17 @@ class VllmSeries(Collector):
         try:
             with self._pending_lock:
                 action(self._logger)
-        except Exception:  # nor to stop serving
+        except Exception:  # telemetry must not stop the engine
             self._logger = None
             logger.exception("vLLM's own series are told no more")
 
 
 def _is_plain(step: EngineCoreOutputs) -> bool:
-    """Whether nothing is to be told of it but tokens, and gauges that the next step sets anew."""
+    """Whether a step has only tokens, and gauges that the next step overwrites."""
     stats = step.scheduler_stats
     if stats is None or stats.prefix_cache_stats.queries or stats.kv_cache_eviction_events:
         return False
-    connector_stats = (
-        stats.connector_prefix_cache_stats
-    )  # there in every step of an engine with NIXL
+    connector_stats = stats.connector_prefix_cache_stats  # in every step of an engine with NIXL
     if (
         (connector_stats is not None and connector_stats.queries)
         or stats.spec_decoding_stats is not None
@@ -126,7 +123,7 @@ def _is_plain(step: EngineCoreOutputs) -> bool:
 
 
 def _make_isolated_logger(config: VllmConfig, registry: CollectorRegistry) -> PrometheusStatLogger:
-    """A logger whose series are in a registry of their own."""
+    """A logger with its series in a registry of its own."""
     table.METRICS_REGISTRY.fits()
     collectors_before = _registered_collectors()
     stat_logger = PrometheusStatLogger(config)
@@ -144,7 +141,7 @@ def _registered_collectors() -> set[Collector]:
 
 
 def _iteration_stats(outputs: list[EngineCoreOutput]) -> IterationStats | None:
-    """What a step's outputs say; None for a step without any."""
+    """The statistics of a step's outputs; None without outputs."""
     if not outputs:
         return None
     stats = IterationStats()
@@ -160,7 +157,7 @@ def _iteration_stats(outputs: list[EngineCoreOutput]) -> IterationStats | None:
 
 
 def _is_empty(family: Family) -> bool:
-    """Whether it is a histogram that nothing was observed in."""
+    """Whether a histogram has no observations."""
     if family.type != "histogram":
         return False
     return not any(sample.value for sample in family.samples if sample.name.endswith("_count"))

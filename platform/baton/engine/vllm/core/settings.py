@@ -1,4 +1,4 @@
-"""What a vLLM engine is started with, and how that becomes vLLM's own arguments."""
+"""Settings of a vLLM engine, and vLLM's arguments for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.domain.names.addresses import format_address
 from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.domain.names.proxies import PROXY_VARIABLES
 from baton.engine.vllm.patches.step_budget import DECODE_BUDGET_VARIABLE
-from baton.engine.vllm.wire.transfer_keys import (
+from baton.engine.vllm.wire.keys import (
     CONNECTOR,
     CONNECTOR_MODULE,
     MAX_PULLS_KEY,
@@ -25,16 +25,16 @@ from baton.engine.vllm.wire.transfer_keys import (
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 NIXL_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
-"""Read by `baton.transfer.nixl_progress` in the engine process; a test holds the two together."""
+"""Read by `baton.transfer.nixl_progress` in the engine process; a test compares the two."""
 
 
 class OnLoadFailure(StrEnum):
-    """What an engine does when a prompt's KV blocks cannot be fetched."""
+    """An engine's reaction to a failed fetch of a prompt's KV blocks."""
 
     RECOMPUTE = "recompute"
-    """Compute them itself; the request is only late."""
+    """The engine computes them itself; the request is only late."""
     FAIL = "fail"
-    """End the leg with ERROR; the coordinator decides."""
+    """The leg ends with ERROR; the coordinator decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +42,15 @@ class NixlSettings:
     """An engine's part in KV transfers; without it an engine serves LOCAL legs only."""
 
     host: str
-    """The address other engines reach this one at; the side channel listens there."""
+    """The address for other engines; the side channel listens there."""
     port: int
     """The side channel's port; each engine on a host needs its own."""
     lease_s: int = 30
-    """How long blocks of a finished prefill are kept for a puller that gives no sign of life."""
+    """How long blocks of a finished prefill are kept without a heartbeat of a puller."""
     max_pulls: int | None = None
-    """Requests that fetch blocks at a time; more wait for their turn. None: no limit."""
+    """Requests that fetch blocks at a time; others wait. None: no limit."""
     pull_deadline_s: float = 2.0
-    """A pull that takes longer holds up no other, and its source has so long to say that it still
-    kept the blocks."""
+    """A longer pull stops delaying others; also the deadline of its source's lease confirmation."""
     on_load_failure: OnLoadFailure = OnLoadFailure.RECOMPUTE
     progress_delay_us: int | None = 1000
     """Pause of the agent's progress thread; None leaves NIXL's busy polling, right for RDMA.
@@ -67,26 +66,25 @@ class NixlSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSlots:
-    """How much room an engine has for LoRA adapters."""
+    """An engine's room for LoRA adapters."""
 
     max_per_batch: int = 4
-    """Different ones in one step; requests with others wait."""
+    """Different adapters in a step; requests with others wait."""
     max_loaded: int = 16
-    """In the host's memory; the longest unused goes for a new one."""
+    """In host memory; a new adapter replaces the least recently used."""
     max_rank: int = 16
-    """The highest rank of any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmEngineSettings:
-    """One engine. None means: vLLM's own default."""
+    """Settings of an engine. None means vLLM's default."""
 
     replica_id: str
     pool: str
     model_source: str
     """A folder, or a hub id."""
     model_name: str
-    """What clients call it."""
+    """The model's name for clients."""
     role: Role
     revision: str | None = None
     max_len_tokens: int | None = None
@@ -103,39 +101,38 @@ class VllmEngineSettings:
     max_running_requests: int | None = None
     max_batched_tokens: int | None = None
     max_batched_tokens_while_decoding: int | None = None
-    """Of a step that any stream waits for; see `step_budget`."""
+    """Per step while a stream decodes; see `patches.step_budget`."""
     gpu_memory_utilization: float | None = None
     shares_gpu: bool = False
-    """Whether other engines are on its GPU: then it starts while none of them does."""
+    """Whether other engines use its GPU: such engines start one after the other."""
     nixl: NixlSettings | None = None
     host_memory_bytes: int | None = None
-    """Of the host, for KV blocks that the GPU has no room for; all workers together. GPUs only."""
+    """For KV blocks in host memory, over all workers. GPUs only."""
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """LoRA adapters by the names that legs give: a folder or a hub id each."""
     runtime_adapters: bool = False
-    """Whether others may come while it runs."""
+    """Whether adapters may be added while the engine runs."""
     adapter_slots: AdapterSlots = field(default_factory=AdapterSlots)
     kv_events: bool = True
-    """Whether the engine says what its prefix cache holds; without a prefix cache it never does."""
+    """Whether the engine reports changes of its prefix cache, if it has one."""
     start_deadline_s: float = 600.0
     reply_deadline_s: float = 60.0
-    """How long the engine may take to answer a control call: a step may be in its way."""
+    """For the answer to a control call, which may wait for a step."""
     extra: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
-    """Raw vLLM engine arguments, under vLLM's names; they win over everything above."""
+    """Raw vLLM engine arguments, under vLLM's names; they override all others."""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Environment of the engine's processes, over that of this one."""
+    """Environment of the engine's processes; overrides this process'."""
 
 
 KvRole: TypeAlias = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
 def kv_role(role: Role) -> KvRole:
-    """The role an engine is told. The one place where that is decided.
+    """The KV role in an engine's arguments.
 
-    vLLM 0.32's NixlConnector does not enforce it: an engine of either role prefills for, and pulls
-    from, one of the other, which is why a replica may change its role without a restart. A test
-    with real engines fails when that is no longer so. `kv_both` would say it more openly, but vLLM
-    warns that it will go; only pools without a role of their own get it.
+    vLLM 0.32's NixlConnector does not enforce it: engines of either role prefill for, and pull
+    from, one another. So a replica may change its role without a restart; a test with real engines
+    checks that. vLLM has deprecated `kv_both`, so only mixed pools get it.
     """
     match role:
         case Role.PREFILL:
@@ -166,7 +163,7 @@ def engine_arguments(
         "max_num_seqs": settings.max_running_requests,
         "max_num_batched_tokens": settings.max_batched_tokens,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
-        # Brings the time of each step with the statistics; nothing is logged in this process.
+        # Adds each step's time to the statistics; this process logs nothing.
         "enable_logging_iteration_details": True,
         "kv_transfer_config": _kv_transfer(settings),
         "kv_events_config": None,
@@ -191,23 +188,23 @@ def engine_arguments(
 
 
 def replay_endpoint(kv_events_endpoint: str) -> str:
-    """Where an engine that publishes its KV events answers questions about earlier ones."""
+    """Where an engine that publishes its KV events answers requests for a replay."""
     return f"{kv_events_endpoint}-replay"
 
 
 def engine_environment(settings: VllmEngineSettings, folder: Path) -> dict[str, str]:
-    """The variables that make an engine's processes ours and tell them what has no argument.
+    """The variables of an engine's processes for settings without an argument.
 
-    Its sockets are in `folder`: vLLM leaves them behind when it is killed.
+    Its sockets are in `folder`, because vLLM leaves them behind when it is killed.
     """
     environment = {
         OWNER_ENV_VAR: process_name(),
-        # Forking a process with threads (Ray, gRPC) is unsafe; also, a forked child would believe
-        # that its plugins are loaded and outlive its parent.
+        # Forking a process with threads (Ray, gRPC) is unsafe. A forked child would also take its
+        # plugins for loaded and outlive its parent.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # Workers of a split engine may be Ray's processes, which inherit nothing by themselves.
+        # Workers of a split engine may be Ray's processes, which inherit no variables.
         "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "BATON_,UCX_",
-        # By which they reach a hub; variables of the hub itself vLLM passes on.
+        # For access to a hub; vLLM passes on the hub's own variables.
         "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(PROXY_VARIABLES),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": str(folder),
@@ -220,7 +217,7 @@ def engine_environment(settings: VllmEngineSettings, folder: Path) -> dict[str, 
         environment |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": nixl.host,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(nixl.port),
-            # vLLM sets it on loading NIXL, which our plugin may do first.
+            # vLLM sets it on loading NIXL, which baton's plugin may do first.
             "UCX_RCACHE_MAX_UNRELEASED": "1024",
         }
         if nixl.progress_delay_us is not None:
@@ -238,10 +235,10 @@ def _kv_transfer(settings: VllmEngineSettings) -> dict[str, Any] | None:
     return {
         "kv_connector": "MultiConnector",
         "kv_role": nixl["kv_role"],
-        # The scheduler looks at the policy here, not at those of the connectors below.
+        # The scheduler reads the policy here, not in the connectors below.
         "kv_load_failure_policy": nixl["kv_load_failure_policy"],
-        # Loads come from the first that has something: a ticket is before what lies in the host's
-        # memory. Saves go to all.
+        # Loads come from the first that has blocks: a KV handle precedes host memory. Saves go to
+        # all.
         "kv_connector_extra_config": {"connectors": [nixl, offload]},
     }
 
@@ -266,7 +263,7 @@ def _offload_transfer(host_memory_bytes: int) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "cpu_bytes_to_use": host_memory_bytes,
-            # Without it, events about the host's memory name blocks but not their tokens.
+            # Without it, events about host memory name blocks without their tokens.
             "self_describing_kv_events": True,
         },
     }

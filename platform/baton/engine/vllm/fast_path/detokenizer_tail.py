@@ -1,10 +1,10 @@
-"""Texts of streams begin at the last tokens of their prompts; the others are not decoded for them.
+"""Decode only the last tokens of a prompt before the text of its stream.
 
-Theory of operation: what a token adds to a text may depend on those before it, so vLLM has its
-decoder begin with the prompt. That decodes all of it, twice, when the first token has come, in the
-event loop: of 95,000 tokens for 21 ms, in which no other stream gets anything. But decoders only
-look at neighbours, at the beginning of a text and at characters that are not complete. So the last
-few tokens do, if they make text that is whole where it ends. Where they do not, vLLM's way stays.
+Theory of operation: the text of a token may depend on the tokens before it, so vLLM's decoder
+starts with the whole prompt. It decodes that twice in the event loop when the first token arrives:
+21 ms for 95,000 tokens, which delay all other streams. But decoders depend only on neighbours, the
+start of a text and incomplete characters. So the last few tokens suffice if their text ends with a
+complete character. Otherwise vLLM decodes the whole prompt.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from baton.engine.vllm.patches import table
 from baton.runtime.patch import replace_attributes
 
 VllmObject: TypeAlias = Any
-"""What vLLM makes, which is not followed."""
+"""An object of vLLM, which mypy does not follow."""
 _TAIL_TOKENS = 64
 _MIN_PROMPT_TOKENS = 4 * _TAIL_TOKENS
-"""Shorter prompts are not worth it."""
+"""Shorter prompts gain too little."""
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""Stands for bytes that are no character, or none yet."""
+"""Stands for bytes that are not a character, or not yet."""
 
 
 def install_tail_decoding(processor: VllmObject) -> None:
-    """Have an output processor of vLLM's decode of long prompts only what their texts need."""
+    """Have an output processor of vLLM decode only the tail of long prompts."""
     original = processor.add_request
 
     def add_request(request: VllmObject, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
@@ -42,14 +42,14 @@ def install_tail_decoding(processor: VllmObject) -> None:
 
 
 def start_at_tail(detokenizer: VllmObject, prompt_token_ids: Sequence[int]) -> None:
-    """Give a detokenizer that has decoded nothing yet a stream that knows the prompt's end only."""
+    """Give a new detokenizer a stream that knows only the prompt's end."""
     if len(prompt_token_ids) < _MIN_PROMPT_TOKENS:
         return
     if not isinstance(detokenizer, FastIncrementalDetokenizer):
-        return  # the slow one looks at the end only, and some requests want no text
+        return  # the slow one reads only the end, and some requests want no text
     tail, skips_special = list(prompt_token_ids[-_TAIL_TOKENS:]), detokenizer.skip_special_tokens
     text = detokenizer.tokenizer.decode(tail, skip_special_tokens=skips_special)
-    # Without text, what comes next would be the beginning of one.
+    # Without text, the next token would start a text.
     if text and not text.endswith(_REPLACEMENT):
         stream = tokenizers.decoders.DecodeStream(ids=tail, skip_special_tokens=skips_special)
         replace_attributes(detokenizer, stream=stream)

@@ -1,11 +1,10 @@
-"""Chunks of a stream are written as vLLM writes them, without being checked first.
+"""Chunks of a stream, serialized as vLLM does but without validation.
 
-vLLM makes of each token two or three pydantic models, each of which is looked at by a validator in
-Python before it is turned into JSON. What they are made of is vLLM's own; nothing in them is to be
-checked, and checking takes a tenth of what its server does for a token. So the names by which its
-handlers make them stand for structs here: the same fields in the same order, and the same JSON,
-which `tests/engine/test_quick_chunks.py` compares. What is asked of a chunk otherwise than by those
-who stream tokens (the last one, with the usage) is left to vLLM's models.
+For each token vLLM makes two or three pydantic models and validates each in Python before it
+becomes JSON. Their content is vLLM's own, and validation takes a tenth of the server's work for a
+token. So the names with which handlers make chunks refer to structs with the same fields, order and
+JSON (`tests/engine/test_quick_chunks.py` compares them). Other uses of a chunk, such as the last
+one with the usage, convert it to vLLM's model.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _ONLY_CONTENT = {"content"}
 
 
 class FastChunk(msgspec.Struct):
-    """A chunk, or a part of one; what was not said of it is `UNSET`."""
+    """A chunk, or a part of one; fields that were not given are `UNSET`."""
 
     vllm_model: ClassVar[type[BaseModel]]
-    """What vLLM makes in its place."""
+    """The model that it replaces."""
 
     def model_dump_json(self, *, exclude_unset: bool = False, exclude_none: bool = False) -> str:
-        """As that of vLLM's model."""
+        """Serialize like vLLM's model."""
         if exclude_unset and not exclude_none:
             return _ENCODE(self).decode()
         return self.to_vllm_model().model_dump_json(
@@ -37,7 +36,7 @@ class FastChunk(msgspec.Struct):
         )
 
     def to_vllm_model(self) -> BaseModel:
-        """The same as vLLM's model."""
+        """Convert to vLLM's model."""
         set_fields = {
             name: value
             for name in self.__struct_fields__
@@ -49,7 +48,7 @@ class FastChunk(msgspec.Struct):
 
 
 def make_fast_class(model: type[BaseModel]) -> type[FastChunk]:
-    """A class that stands for a model of vLLM's: it is made with the same arguments."""
+    """A class that replaces a model of vLLM and takes the same arguments."""
     fields = [(name, Any, UNSET) for name in model.model_fields]
     fast_class = msgspec.defstruct(model.__name__, fields, bases=(FastChunk,), kw_only=True)
     fast_class.vllm_model = model  # type: ignore[attr-defined]  # of the class, not of what it makes
@@ -57,7 +56,7 @@ def make_fast_class(model: type[BaseModel]) -> type[FastChunk]:
 
 
 def install_fast_chunks() -> None:
-    """Have vLLM's handlers make quick chunks from now on, in this process. Idempotent."""
+    """Have vLLM's handlers make fast chunks from now on, in this process. Idempotent."""
     table.FAST_CHUNKS.install(make_fast_class, FastChunk)
 
 
@@ -68,7 +67,7 @@ def _to_vllm_value(value: object) -> object:
 
 
 def _encode_value(value: Any) -> object:  # noqa: ANN401 - whatever a chunk is made with
-    """What is no struct: pydantic writes it."""
+    """Serialize values that are not structs, by pydantic."""
     if type(value) is DeltaMessage and value.model_fields_set == _ONLY_CONTENT:
         return {"content": value.content}  # nearly all of them
     if isinstance(value, BaseModel):

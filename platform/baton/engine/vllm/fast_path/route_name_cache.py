@@ -1,8 +1,7 @@
-"""What a path is called in vLLM's metrics is looked up once.
+"""A cache of the names of paths in vLLM's metrics.
 
-The layer that counts responses asks for each request which of the app's routes its path is of, and
-tries them all, a mount of every extension among them: 0.15 ms of a processor. A path stays what it
-is, so the answers are kept; only so many, for clients choose paths.
+The layer that counts responses searches the route of each request among all routes of the app,
+which takes 0.15 ms of a processor. The cache is bounded, because clients choose paths.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _KEY_FIELDS = ("app", "type", "method", "path", "root_path")
 
 
 def install_route_name_cache() -> None:
-    """Have the layer remember them from now on, in this process. Idempotent."""
+    """Have the layer cache names from now on, in this process. Idempotent."""
     table.ROUTE_NAMES.install(_cached)
 
 
@@ -26,7 +25,7 @@ def _cached(look_up: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _RouteNameCache:
-    """A function's answers by what they depend on, the oldest of too many forgotten."""
+    """A function's results by its inputs; drops the oldest."""
 
     def __init__(self, look_up: Any) -> None:  # noqa: ANN401 - its package is not followed
         self._look_up = look_up

@@ -1,15 +1,15 @@
-"""Token ids of messages that were seen before: a follow-up turn tokenizes only what is new.
+"""A cache of token ids of messages: a follow-up turn tokenizes only new messages.
 
-Theory of operation: before it does anything else a fast tokenizer cuts a text at its added tokens,
-and tokenizes what lies between two of them by itself. Chat templates put such tokens around every
-message. So a prompt is cut before each of them, and a piece that was met before is not tokenized
-again: in the second turn of a long conversation that is everything but the last message.
+Theory of operation: a fast tokenizer first cuts a text at its added tokens, and tokenizes the parts
+between them separately. Chat templates put such tokens around every message. So a prompt is cut
+before each of them, and only new pieces are tokenized: in the second turn of a long conversation,
+only the last message.
 
-That pieces are independent is not so with every tokenizer (some treat the beginning of a text in a
-way of their own), and is tried on each before it is believed. What is not sure is left to vLLM.
+Pieces are not independent with every tokenizer (some treat the start of a text differently), so
+each tokenizer is tested before use. Others are left to vLLM.
 
-Pieces are remembered for those among whom prefixes may be found, like KV blocks: how long a prompt
-takes would otherwise tell what another tenant has sent.
+The cache has scopes like the prefix cache. Otherwise the time for a prompt would reveal another
+tenant's messages.
 """
 
 from __future__ import annotations
@@ -17,44 +17,63 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from itertools import chain, pairwise
 from threading import Lock
 from typing import Any, TypeAlias
 
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from vllm.utils.async_utils import make_async
 
-from baton.engine.vllm.fast_path.fast_tokenizer import SAMPLES, inline_if_short
 from baton.engine.vllm.patches import table
 
-VllmObject: TypeAlias = Any
-"""What vLLM and transformers make, which is not followed."""
+_VllmObject: TypeAlias = Any
+"""An object of vLLM or transformers, which mypy does not follow."""
 Encode = Callable[[list[str]], Iterable[Sequence[int]]]
-"""Token ids of each of some texts, without tokens at the beginning or end of a sequence."""
+"""Token ids of each text, without tokens at the start or end of a sequence."""
 CAPACITY_BYTES = 64 * 2**20
-"""What a frontend remembers at most: some ten million tokens of English."""
+"""Of a frontend's cache: some ten million tokens of English."""
 _ENTRY_BYTES = 256
-"""What an entry takes besides its text and its ids, about."""
+"""Approximate size of an entry without its text and ids."""
 _MAX_ENTRY_FRACTION = 0.125
-"""Of the capacity; a larger piece is not remembered, for many others would have to go."""
+"""Of the capacity; a larger piece is not cached, because it would evict many others."""
+_SAMPLES = (
+    "hello world",
+    " leading",
+    "trailing ",
+    "\n\nlines\n",
+    "  ",
+    "Über",
+    "1 2",
+    "\u4f60",
+    "",
+)
+"""Texts that tokenizers treat differently, above all at their ends."""
+SHORT_CHARS = 4096
+"""Prose of this length blocks the event loop for about a millisecond; unknown words take longer."""
+_MAX_SAMPLE_WORDS = 16
+_VLLM_MODULE_PREFIX = "vllm.tokenizers."
+"""Classes here copy a tokenizer or cache its vocabulary, without a change of its results."""
 
 
 class TokenizationCache:
-    """Pieces of prompts and their token ids; the least recently used go first. Thread-safe."""
+    """Pieces of prompts and their token ids; evicts the least recently used. Thread-safe."""
 
     def __init__(
         self, boundaries: re.Pattern[str], *, capacity_bytes: int = CAPACITY_BYTES
     ) -> None:
-        """`boundaries` matches wherever a piece may begin, besides the beginning of a text."""
+        """`boundaries` matches wherever a piece may begin, except at the start of a text."""
         self._boundaries = boundaries
         self._capacity_bytes = capacity_bytes
         self._ids: OrderedDict[tuple[str | None, str], array[int]] = OrderedDict()
         self._lock = Lock()
         self.cached_bytes = 0
-        """What is remembered takes so much."""
 
     def tokenize(self, text: str, encode: Encode, *, scope: str | None) -> list[int]:
-        """The token ids of a text; `encode` is asked for pieces that are new to this scope."""
+        """The token ids of a text; `encode` gets the pieces that are new to this scope."""
         pieces = self._split(text)
         with self._lock:
             cached = {piece: self._get(scope, piece) for piece in pieces}
@@ -91,21 +110,19 @@ class TokenizationCache:
 
 
 def _size_bytes(piece: str, ids: array[int]) -> int:
-    # Text is held in one, two or four bytes a character; few are told by ASCII or not.
+    # Text takes one, two or four bytes a character; whether it is ASCII is a cheap approximation.
     return len(piece) * (1 if piece.isascii() else 4) + ids.itemsize * len(ids) + _ENTRY_BYTES
 
 
 # ------------------------------------------------------------------------------------ tokenizers
-
-
-def find_boundaries(tokenizer: VllmObject) -> re.Pattern[str] | None:
-    """Where pieces of this tokenizer's prompts may begin; None: nowhere that is sure."""
+def find_boundaries(tokenizer: _VllmObject) -> re.Pattern[str] | None:
+    """Where pieces of this tokenizer's prompts may begin; None if that is not certain."""
     added = getattr(tokenizer, "added_tokens_decoder", None)
     if not getattr(tokenizer, "is_fast", False) or not added:
         return None
     if getattr(tokenizer, "split_special_tokens", False):
         return None
-    # The tokenizer looks for all of these at once, and for the others in what lies between.
+    # The tokenizer looks for these first, and for the others in the text between them.
     exact = [token for token in added.values() if not token.normalized]
     if any(token.single_word or token.lstrip or token.rstrip for token in exact):
         return None
@@ -115,16 +132,16 @@ def find_boundaries(tokenizer: VllmObject) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, words)))
 
 
-def _is_boundary(tokenizer: VllmObject, word: str) -> bool:
-    """Whether what comes before this word and what begins with it are tokenized independently."""
-    pieces = [*SAMPLES[:1], *(word + sample for sample in SAMPLES)]
+def _is_boundary(tokenizer: _VllmObject, word: str) -> bool:
+    """Whether the texts before this word and from it on are tokenized independently."""
+    pieces = [*_SAMPLES[:1], *(word + sample for sample in _SAMPLES)]
     encode = make_encoder(tokenizer)
     (joined_ids,) = encode(["".join(pieces)])
     return list(joined_ids) == list(chain.from_iterable(encode(pieces)))
 
 
-def make_encoder(tokenizer: VllmObject) -> Encode:
-    """What a memory asks for pieces."""
+def make_encoder(tokenizer: _VllmObject) -> Encode:
+    """An `Encode` by this tokenizer."""
 
     def encode(texts: list[str]) -> Iterable[Sequence[int]]:
         ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -134,15 +151,13 @@ def make_encoder(tokenizer: VllmObject) -> Encode:
 
 
 # ------------------------------------------------------------------------------------------ vLLM
-
-
 def install_tokenization_cache(
-    renderer: VllmObject, scope: Callable[[], str | bool | None], encode: Encode | None = None
+    renderer: _VllmObject, scope: Callable[[], str | bool | None], encode: Encode | None = None
 ) -> TokenizationCache | None:
-    """Have a renderer of vLLM's remember; None: its tokenizer is not one for it.
+    """Give a renderer of vLLM a cache; None if its tokenizer does not allow it.
 
-    `scope` is asked in the task of a request: among whose pieces its own may be found, or False for
-    a request that wants nothing of it remembered. `encode` does what the renderer's tokenizer does.
+    `scope` is called in the task of a request: its cache scope, or False for a request that must
+    not be cached. `encode` replaces the renderer's tokenizer.
     """
     tokenizer = renderer.tokenizer
     boundaries = find_boundaries(tokenizer)
@@ -155,18 +170,18 @@ def install_tokenization_cache(
     )
     encode = encode or make_encoder(tokenizer)
 
-    def tokenize(prompt: VllmObject, params: VllmObject, cache_scope: str | None) -> VllmObject:
+    def tokenize(prompt: _VllmObject, params: _VllmObject, cache_scope: str | None) -> _VllmObject:
         options = params.get_encode_kwargs()
         if options["add_special_tokens"] or params.return_token_offsets:
             return original(prompt, params)
         ids = cache.tokenize(prompt["prompt"], encode, scope=cache_scope)
         if options["truncation"] and len(ids) > options["max_length"]:
-            return original(prompt, params)  # which end is cut off is the tokenizer's to say
+            return original(prompt, params)  # the tokenizer decides which end to cut
         return {**prompt, "prompt_token_ids": ids}
 
     cached_async, original_async = (wrap_async(f, executor) for f in (tokenize, original))
 
-    async def tokenize_async(prompt: VllmObject, params: VllmObject) -> VllmObject:
+    async def tokenize_async(prompt: _VllmObject, params: _VllmObject) -> _VllmObject:
         cache_scope = scope()
         if isinstance(cache_scope, bool):
             return await original_async(prompt, params)
@@ -174,3 +189,102 @@ def install_tokenization_cache(
 
     is_installed = table.TOKENIZER.install(renderer, _tokenize_prompt_async=tokenize_async)
     return cache if is_installed else None
+
+
+class FastEncoder:
+    """Token ids of texts, equal to a transformers tokenizer's. Thread-safe.
+
+    A tokenizer of transformers asks `tokenizers` (Rust) for ids with offsets, types and a mask.
+    vLLM mostly uses only the ids; without the rest, tokenization takes two thirds of the time.
+
+    Each tokenizer is tested before use. vLLM's way stays for tokenizers that change a text
+    themselves, for requests with offsets, and for texts that are too long, because the tokenizer
+    decides where to cut.
+
+    A short text is tokenized in the event loop. In a thread it would wait for Python's lock, beside
+    many streams for longer than its tokenization takes, and delay the streams too.
+    """
+
+    def __init__(self, tokenizer: _VllmObject) -> None:
+        """Copy a tokenizer's Rust part, so that no other code changes its settings."""
+        rust_tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        rust_tokenizer.no_truncation()
+        rust_tokenizer.no_padding()
+        rust_tokenizer.encode_special_tokens = bool(tokenizer.split_special_tokens)
+        self._encode = rust_tokenizer.encode_batch_fast
+
+    def __call__(self, texts: list[str], *, add_special_tokens: bool = False) -> list[list[int]]:
+        """The ids of each text."""
+        encoded = self._encode(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encoded]
+
+
+def make_fast_encoder(tokenizer: _VllmObject) -> FastEncoder | None:
+    """An encoder with this tokenizer's ids; None if that is not certain."""
+    if not isinstance(tokenizer, TokenizersBackend) or not _is_plain(type(tokenizer)):
+        return None
+    try:
+        encode = FastEncoder(tokenizer)
+    except Exception:  # noqa: BLE001 - a tokenizer with parts in Python cannot be serialized
+        return None
+    words = sorted(token.content for token in tokenizer.added_tokens_decoder.values())
+    samples = [*_SAMPLES, *(f"a{word}b {word}" for word in words[:_MAX_SAMPLE_WORDS])]
+    samples.append("".join(samples))
+    for add_special in (False, True):
+        expected: Iterable[Sequence[int]] = tokenizer(samples, add_special_tokens=add_special)[
+            "input_ids"
+        ]
+        if encode(samples, add_special_tokens=add_special) != [list(ids) for ids in expected]:
+            return None
+    return encode
+
+
+def _is_plain(tokenizer_class: type) -> bool:
+    """Whether only transformers' own methods pass texts to the Rust part."""
+    classes = [
+        cls for cls in tokenizer_class.__mro__ if not cls.__module__.startswith(_VLLM_MODULE_PREFIX)
+    ]
+
+    def defining_class(method: str) -> type | None:
+        return next((class_ for class_ in classes if method in vars(class_)), None)
+
+    call_owner, encode_owner = defining_class("__call__"), defining_class("_encode_plus")
+    return call_owner is PreTrainedTokenizerBase and encode_owner is TokenizersBackend
+
+
+def install_fast_tokenizer(renderer: _VllmObject) -> FastEncoder | None:
+    """Have a renderer of vLLM tokenize this way; None if its tokenizer does not allow it."""
+    encode = make_fast_encoder(renderer.tokenizer)
+    if encode is None:
+        return None
+    original, executor = renderer._tokenize_prompt, renderer._executor  # noqa: SLF001
+
+    def tokenize(prompt: _VllmObject, params: _VllmObject) -> _VllmObject:
+        options = params.get_encode_kwargs()
+        if params.return_token_offsets:
+            return original(prompt, params)
+        (ids,) = encode([prompt["prompt"]], add_special_tokens=options["add_special_tokens"])
+        if options["truncation"] and len(ids) > options["max_length"]:
+            return original(prompt, params)
+        return {**prompt, "prompt_token_ids": ids}
+
+    is_installed = table.TOKENIZER.install(
+        renderer,
+        _tokenize_prompt=tokenize,
+        _tokenize_prompt_async=inline_if_short(tokenize, executor),
+    )
+    return encode if is_installed else None
+
+
+def inline_if_short(
+    tokenize: Callable[..., _VllmObject], executor: Executor
+) -> Callable[..., Awaitable[_VllmObject]]:
+    """Call a function of a prompt in the executor, or at once if its text is short."""
+    in_thread = make_async(tokenize, executor)
+
+    async def tokenize_async(prompt: _VllmObject, *args: _VllmObject) -> _VllmObject:
+        if len(prompt["prompt"]) <= SHORT_CHARS:
+            return tokenize(prompt, *args)
+        return await in_thread(prompt, *args)
+
+    return tokenize_async

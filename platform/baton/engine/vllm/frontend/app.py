@@ -1,9 +1,9 @@
 """The ingress' frontend: vLLM's API app behind a gate, with the fleet as its engine.
 
 Theory of operation: `start` lets vLLM's engine client bind two sockets in a private folder while
-the seam connects to them; when both know each other the app is ready. The client is constructed in
-a thread, because importing vLLM takes seconds and the construction blocks until the seam has
-spoken. Importing this module imports nothing of vLLM's.
+the engine server connects to them; after their handshake the app is ready. The client is
+constructed in a thread, because importing vLLM takes seconds and the construction blocks until the
+handshake. Importing this module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class VllmFrontend:
-    """vLLM's API server over a fleet. Satisfies `ports.Frontend` once started."""
+    """VLLM's API server over a fleet. Satisfies `ports.Frontend` once started."""
 
     def __init__(
         self, settings: FrontendSettings, facts: FleetFacts, *, hooks: FrontendHooks, clock: Clock
@@ -52,12 +52,13 @@ class VllmFrontend:
         self._adapters: tuple[RuntimeAdapter, ...] = ()
 
     async def start(self) -> AsgiApp:
-        """Bring the frontend up; what is returned serves HTTP.
+        """Start the frontend and return the ASGI app.
 
         Raises:
-            EngineStartFailed: with one clear line and what to do about it.
+            EngineStartFailed: with the cause and a remedy.
         """
-        # Its default mode keeps the sockets ours; a long folder would not fit a socket's address.
+        # Its default mode makes the sockets private; a long folder would not fit a socket's
+        # address.
         self._folder = str(scratch_folder("baton-", short=True))
         addresses = {
             f"{direction}_address": f"ipc://{self._folder}/{direction}"
@@ -91,31 +92,31 @@ class VllmFrontend:
 
     @property
     def api(self) -> AsgiApp:
-        """The app without its gate, for a gate before several."""
+        """The app without its gate, for a gate in front of several apps."""
         assert self._api is not None, "it is asked for once it has started"
         return self._api.asgi
 
     def gate_app(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> AsgiApp:
-        """This frontend's gate, with its limits and keys, before an app of several models."""
+        """This frontend's gate, with its limits and keys, in front of an app of several models."""
         assert self._gate is not None, "it is asked for once it has started"
         self._gate.replace_app(app, healthy=healthy)
         return _with_cors(self._gate, self._settings)
 
     def set_adapters(self, adapters: Sequence[RuntimeAdapter]) -> None:
-        """Serve these adapters besides those that it was started with, from now on."""
+        """Serve these runtime adapters, together with the configured adapters."""
         self._adapters = tuple(adapters)
         if self._api is not None:
             self._api.set_adapters(self._adapters)
 
     def set_administer(self, administer: Administer) -> None:
-        """Have adapters loaded and unloaded by this."""
+        """Set the function that loads and unloads adapters."""
         assert self._gate is not None, "it is asked for once it has started"
         self._gate.administer = administer
 
     def reconfigure(
         self, *, limits: FrontendLimits | None = None, access: Access | None = None
     ) -> None:
-        """Go by other limits, or let others in, from the next request on; None: as before."""
+        """Replace limits or access from the next request on; None changes nothing."""
         self._settings = replace(
             self._settings,
             limits=limits or self._settings.limits,
@@ -128,23 +129,23 @@ class VllmFrontend:
         self._require_started().deliver(deliveries)
 
     def fail(self, request_id: str, error: BatonError) -> None:
-        """End a request with an error the client can read."""
+        """End a request with an error for the client."""
         self._require_started().fail(request_id, error)
 
     @property
     def open_requests(self) -> int:
-        """Requests that clients wait for."""
+        """Requests in flight."""
         return 0 if self._engine_server is None else self._engine_server.open_requests
 
     def healthy(self) -> bool:
-        """Whether a request that comes now would be read and could be served."""
+        """Whether a new request would be read and could be served."""
         if self._engine_server is None or self._llm is None or self.has_failed:
             return False
         return self._hooks.healthy()
 
     @property
     def has_failed(self) -> bool:
-        """Whether it was started and will never serve again, whatever becomes of the fleet."""
+        """Whether it was started and can never serve again."""
         engine_server, llm = self._engine_server, self._llm
         return (
             engine_server is not None
@@ -192,7 +193,7 @@ class VllmFrontend:
         return _with_cors(self._gate, self._settings)
 
     def _apply(self) -> None:
-        """Pass on what the settings say now; before the start there is nobody to pass it to."""
+        """Pass the settings to the parts that exist; there are none before the start."""
         limits = self._settings.limits
         if self._gate is not None:
             self._gate.limits, self._gate.access = limits, self._settings.access
@@ -204,7 +205,7 @@ class VllmFrontend:
 
 
 def _with_cors(gate: Gate, settings: FrontendSettings) -> AsgiApp:
-    """The gate, behind a layer that tells browsers which origins may use it, if any may."""
+    """The gate, behind a CORS layer if any origin is allowed."""
     if not settings.cors_options:
         return gate
     from starlette.middleware.cors import CORSMiddleware
@@ -214,15 +215,15 @@ def _with_cors(gate: Gate, settings: FrontendSettings) -> AsgiApp:
 
 
 def preload_python_frontend() -> None:
-    """Import everything heavy: seconds, in which other threads hardly run.
+    """Import all heavy modules: for seconds, other threads hardly run.
 
-    To be called before anybody waits for a word of this process; to start a frontend does it, too.
+    Call it before other processes wait for this process; starting a frontend calls it, too.
     """
-    # Read by vLLM when it would first report usage to its makers.
+    # vLLM reads it when it first reports usage to its makers.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Keys are the gate's: with this one vLLM's app would refuse whoever the gate has let in.
+    # The gate checks keys: with this variable vLLM's app would refuse callers of the gate.
     os.environ.pop("VLLM_API_KEY", None)
-    # Read with each fetch: a host that media may come from could name another that they may not.
+    # vLLM reads it for each fetch; a redirect could lead to a host that is not allowed.
     os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
     use_cpu_without_gpus(os.environ)
     with preserve_log_handlers():
@@ -233,7 +234,6 @@ def preload_python_frontend() -> None:
 
 
 def _server_args(settings: FrontendSettings, facts: FleetFacts) -> Namespace:
-    """The server's arguments, parsed."""
     preload_python_frontend()
     from baton.engine.vllm.frontend import llm as frontend_llm
 

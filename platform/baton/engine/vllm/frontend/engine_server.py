@@ -1,16 +1,14 @@
-"""The engine side of vLLM's EngineCore wire: to vLLM's API server, the whole fleet is one engine.
+"""The engine side of vLLM's EngineCore wire: for vLLM's API server, the fleet is an engine.
 
-Theory of operation: vLLM's client, in Python or in Rust, listens on two sockets in a private folder
-of this process; the seam connects to both, says that it is ready, and from then on turns ADD, ABORT
-and UTILITY messages into calls of its hooks, and deliveries into one `EngineCoreOutputs` message
-per engine step, or one for all steps that arrive in the same turn of the event loop: in a large
-fleet they come one token at a time, and a message costs more than a token. It keeps nothing of a
-request but the length of its prompt. A request that it cannot read or that a hook refuses with an
-exception is answered with an error at once, so that no client waits for it.
+Theory of operation: vLLM's client, in Python or in Rust, listens on two sockets in a private
+folder. The server connects to both and reports ready. Then it turns ADD, ABORT and UTILITY messages
+into calls of its hooks. It sends one `EngineCoreOutputs` message for all deliveries of the same
+turn of the event loop, because a message costs more than a token. It keeps only the prompt length
+of a request. A request that it cannot decode, or whose hook raises, fails at once, so that no
+client waits.
 
-A client of this very event loop is *met*: its requests and aborts come as calls, and outputs go
-into its queue as they are, so that no token is encoded, sent to oneself and decoded. The greeting
-and utilities stay on the sockets. See decision 40.
+A client in the same event loop is attached directly: its requests and aborts are calls, and outputs
+go into its queue unencoded. The handshake and utilities stay on the sockets. See decision 40.
 """
 
 from __future__ import annotations
@@ -64,27 +62,27 @@ from baton.runtime.process.log_events import log_event
 
 logger = logging.getLogger(__name__)
 
-# vLLM's client names the engine of data-parallel rank 0 so.
+# The name of data-parallel rank 0 in vLLM's client.
 _IDENTITY = (0).to_bytes(2, "little")
-# One message is one engine step of one replica. ZMQ keeps as many before the first waits here, so
-# that more than a handful here means that something is broken.
+# A message is a step of a replica. ZMQ queues as many before the first waits here, so more than a
+# handful here means a failure.
 _MAX_UNSENT_MESSAGES = 4096
 _RETRY_S = 0.01
 _PREPARE_S = 30.0
 _PREPARING_THREADS = 2
 _MAX_PREPARING = 256
-"""Requests whose grammars wait to be looked at: no admission has counted them yet."""
+"""Requests whose grammars wait for a check; admission has not counted them yet."""
 _BATCH_MESSAGES = 64
-"""Requests that are read before the event loop gets its turn."""
+"""Requests per turn of the event loop."""
 
 _UTILITIES: Mapping[str, object] = {
     "get_supported_tasks": ("generate",),
     "is_sleeping": False,
     "is_scheduler_paused": False,
-    # Adapters are loaded by the engines that need them, when they need them.
+    # Engines load adapters when they need them.
     "list_loras": (),
     "add_lora": True,
-    # The fleet's caches are not the frontend's to reset: nothing was reset.
+    # A frontend must not reset the fleet's caches: nothing was reset.
     "reset_prefix_cache": False,
     "reset_mm_cache": None,
     "reset_encoder_cache": None,
@@ -92,17 +90,17 @@ _UTILITIES: Mapping[str, object] = {
 
 
 Prepare: TypeAlias = Callable[[EngineCoreRequest], None]
-"""Raises `UnsupportedRequest` for what no engine could do."""
+"""Raises `UnsupportedRequest` for a request that no engine could run."""
 
 
 def is_constrained(request: EngineCoreRequest) -> bool:
-    """Whether a request's answer is to keep to a grammar, which may have to be prepared."""
+    """Whether a request's answer must keep to a grammar, which may need preparation."""
     params = request.sampling_params
     return params is not None and params.structured_outputs is not None
 
 
 class FleetEngineServer:
-    """One engine, as far as vLLM's API server can see. Satisfies `ports.Frontend`."""
+    """The fleet as an engine of vLLM's API server. Satisfies `ports.Frontend`."""
 
     def __init__(
         self,
@@ -113,20 +111,21 @@ class FleetEngineServer:
         identify: Identify = identify_by_gate,
         prepare: Prepare | None = None,
     ) -> None:
-        """Take what depends on the frontend at the other end.
+        """Take the dependencies, some of which the kind of frontend decides.
 
         Args:
             facts: Of the fleet.
-            hooks: Who hears of requests.
+            hooks: Gets requests and aborts.
             clock: Of this process.
-            identify: Says who asks.
-            prepare: Does what the frontend has not done for a request that asks for it; blocks.
+            identify: Finds a request's caller.
+            prepare: Prepares the grammar of a constrained request; blocks.
         """
         table.ENGINE_CORE_WIRE.fits()
         self._facts = facts
         self._hooks = hooks
         self._clock = clock
-        # Engines of a fleet are of this version; one that is not refuses what it cannot take up.
+        # Engines of a fleet have this version; an engine of another version refuses a leg it cannot
+        # resume.
         why = table.RESUME.find_incompatibility()
         self._codec = FrontendCodec(
             max_len_tokens=facts.max_len_tokens, supports_resume=why is None, identify=identify
@@ -140,20 +139,20 @@ class FleetEngineServer:
         self._inbox: Channel | None = None
         self._outbox = self._context.socket(zmq.PUSH)
         self._unsent: deque[Sequence[bytes]] = deque()
-        """Messages for which ZMQ has no room, as long as the other side lags."""
+        """Messages that wait for room in ZMQ, while the client is slow."""
         self._client_stalled = False
-        """The other side has lagged for too long."""
+        """Whether the client was slow for too long."""
         self._batched_outputs: dict[str, EngineCoreOutput] = {}
         """Outputs of this turn of the event loop, by request."""
         self._loop = asyncio.get_running_loop()
         self._prepare = prepare
         self._prepare_executor = ThreadPoolExecutor(_PREPARING_THREADS, "baton-prepare")
         self._preparing: dict[str, asyncio.Task[None]] = {}
-        """Requests that were read and are not handed on yet."""
+        """Requests that were read and wait for their grammar."""
         self._inprocess_queue: asyncio.Queue[Any] | None = None
-        """Where a client of this event loop reads its outputs."""
+        """The queue of a client in this event loop."""
         self._detached_context = copy_context()
-        """For what a client's call leads to: what it keeps in its context is its own affair."""
+        """Separates the work for a request from its client's context variables."""
 
     @property
     def is_running(self) -> bool:
@@ -166,7 +165,7 @@ class FleetEngineServer:
         return len(self._prompt_tokens) + len(self._preparing)
 
     async def start(self, input_address: str, output_address: str) -> None:
-        """Connect and say ready; the other side may bind its sockets later."""
+        """Connect and report ready; the client may bind its sockets later."""
         inbox = self._context.socket(zmq.DEALER)
         inbox.setsockopt(zmq.IDENTITY, _IDENTITY)
         for socket in (inbox, self._outbox):
@@ -181,10 +180,10 @@ class FleetEngineServer:
         self._inbox.send([msgspec.msgpack.encode(_ready_response(self._facts))])
 
     def attach_inprocess(self, client: Any) -> None:  # noqa: ANN401 - vllm is not followed
-        """Stand in for the sockets of a client that lives in this event loop.
+        """Replace the sockets of a client in this event loop.
 
         Args:
-            client: An `AsyncMPClient` that has been greeted and has sent no request yet.
+            client: An `AsyncMPClient` after its handshake and before its first request.
         """
         if table.INPROCESS_CLIENT.install(
             client,
@@ -209,10 +208,10 @@ class FleetEngineServer:
         self._unsent.clear()
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Send tokens, in one message with what else comes in this turn of the event loop.
+        """Send tokens, in one message per turn of the event loop.
 
         Raises:
-            LinkFailed: vLLM's client has stopped reading; this frontend is beyond repair.
+            LinkFailed: vLLM's client has stopped reading; this frontend has failed.
         """
         self._check_client_reads()
         batch, open_requests = self._batched_outputs, self._prompt_tokens
@@ -221,7 +220,7 @@ class FleetEngineServer:
             request_id = delivery.request_id
             prompt_tokens = open_requests.get(request_id)
             if prompt_tokens is None:
-                continue  # its client has gone
+                continue  # its client has disconnected
             try:
                 output = encode_delivery(delivery, prompt_tokens=prompt_tokens)
             except (ValueError, msgspec.MsgspecError) as error:
@@ -239,10 +238,7 @@ class FleetEngineServer:
             self._fail_unreadable(request_id, why)
 
     def _fail_unreadable(self, request_id: str, why: Exception) -> None:
-        """End one request, for an engine has said of it what cannot be read: one of another vLLM.
-
-        The others of its step have theirs.
-        """
+        """End a request after an output that cannot be decoded, such as another vLLM version's."""
         fields = {"request_id": request_id}
         log_event(logger, logging.ERROR, "output_unreadable", fields, error=why)
         error = EngineFailed(request_id, f"the engine's message cannot be read: {why}")
@@ -255,10 +251,10 @@ class FleetEngineServer:
             self._send_now(EngineCoreOutputs(outputs=list(batch.values())))
 
     def fail(self, request_id: str, error: BatonError) -> None:
-        """End a request with an error; what the client is told rides on the last output.
+        """End a request with an error; its last output carries the client's message.
 
         Raises:
-            LinkFailed: vLLM's client has stopped reading; this frontend is beyond repair.
+            LinkFailed: vLLM's client has stopped reading; this frontend has failed.
         """
         if self._prompt_tokens.pop(request_id, None) is not None:
             self._send_failure(request_id, error)
@@ -273,7 +269,7 @@ class FleetEngineServer:
         self._send(EngineCoreOutputs(outputs=[output]))
 
     def _send(self, outputs: EngineCoreOutputs) -> None:
-        """Send after whatever was gathered."""
+        """Send after the outputs of this turn."""
         self._check_client_reads()
         self._flush()
         self._send_now(outputs)
@@ -289,7 +285,7 @@ class FleetEngineServer:
             raise LinkFailed("frontend", why)
 
     def _drop_client(self) -> None:
-        """Tell the API server nothing more: after what it missed, its streams would have a hole."""
+        """Send nothing more to the API server: its streams would have gaps."""
         self._client_stalled = True
         self._stop_reading()
         self._batched_outputs.clear()
@@ -307,7 +303,7 @@ class FleetEngineServer:
             self._unsent.append(frames)
 
     def _send_unsent(self) -> None:
-        """Send what had to wait, in order, as far as there is room now."""
+        """Send waiting messages, in order, as long as there is room."""
         while self._unsent and not self._context.closed:
             if try_send(self._outbox, self._unsent[0]) is not SendResult.QUEUED:
                 self._loop.call_later(_RETRY_S, self._send_unsent)
@@ -351,7 +347,7 @@ class FleetEngineServer:
             self._preparing[engine_request.request_id] = task
 
     async def _prepare_and_open(self, engine_request: EngineCoreRequest, prepare: Prepare) -> None:
-        """Hand a request on once it is prepared; who has left meanwhile is forgotten."""
+        """Submit a request once it is prepared, unless its client has disconnected."""
         request_id = engine_request.request_id
         try:
             async with asyncio.timeout(_PREPARE_S):
@@ -386,15 +382,15 @@ class FleetEngineServer:
             self._open_request(request)
 
     def _to_request_invalid(self, error: UnsupportedRequest) -> RequestInvalid:
-        """What a client is told; the Rust frontend keeps it to itself, so that it is logged."""
-        field = error.why.partition(":")[0]  # what comes after it may quote the request
+        """The client's error, which is also logged because the Rust frontend hides it."""
+        field = error.why.partition(":")[0]  # the rest may quote the request
         fields = {"request_id": error.request_id, "what": field}
         log_event(logger, logging.INFO, "request_refused", fields)
         return RequestInvalid(error.request_id, error.why)
 
     async def _add_inprocess(self, engine_request: EngineCoreRequest) -> None:
         if not self.is_running:
-            raise EngineDeadError  # or it would wait for tokens that nobody can bring it
+            raise EngineDeadError  # or it would wait forever
         request_copy = copy(engine_request)
         request_copy.sampling_params = copy(request_copy.sampling_params)
         try:
@@ -402,7 +398,7 @@ class FleetEngineServer:
         except UnsupportedRequest as error:
             self._send_failure(error.request_id, self._to_request_invalid(error))
             return
-        # In a turn of its own, as if it had come from a socket: the client is not done with it yet.
+        # In a turn of its own, as from a socket: the client is still using the request.
         self._loop.call_soon(self._open_request, request, context=self._detached_context)
 
     async def _abort_inprocess(self, request_ids: Sequence[str]) -> None:
@@ -420,7 +416,7 @@ class FleetEngineServer:
             )
 
     def abort_all(self) -> None:
-        """Abort all that is open: the other end is gone, and nobody will read an answer."""
+        """Abort all open requests, because the client is gone."""
         self._abort((*self._preparing, *self._prompt_tokens))
 
     def _abort(self, request_ids: Sequence[str]) -> None:
@@ -445,7 +441,7 @@ def _ready_response(facts: FleetFacts) -> EngineCoreReadyResponse:
         num_gpu_blocks=facts.kv_blocks,
         block_size=facts.block_size_tokens,
         dp_stats_address=None,
-        # The replicas' own affair. vLLM's Rust frontend reads it, to encode media, which is closed.
+        # Replicas decide it. vLLM's Rust frontend reads it for media, which are disabled.
         dtype="bfloat16",
         vllm_version=vllm.__version__,
         world_size=1,
@@ -463,6 +459,6 @@ def _ready_response(facts: FleetFacts) -> EngineCoreReadyResponse:
 
 
 def _request_id(frames: Sequence[bytes]) -> str:
-    """The id of a request that could not be decoded: the first field, in this wire for years."""
+    """The id of a request that could not be decoded: the first field of the message."""
     fields = msgspec.msgpack.decode(frames[0], ext_hook=lambda _code, _data: None)
     return str(fields[0])

@@ -1,4 +1,4 @@
-"""vLLM's own engine client and API app, turned towards the seam instead of an engine."""
+"""vLLM's engine client and API app, with the fleet's engine server instead of an engine."""
 
 from __future__ import annotations
 
@@ -39,22 +39,30 @@ from baton.domain.errors import BatonError, EngineStartFailed
 from baton.engine.vllm.cli_args import make_arg_parser, validate_parsed_serve_args
 from baton.engine.vllm.fast_path.detokenizer_tail import install_tail_decoding
 from baton.engine.vllm.fast_path.fast_chunks import install_fast_chunks
-from baton.engine.vllm.fast_path.fast_tokenizer import install_fast_tokenizer
-from baton.engine.vllm.fast_path.request_bypass import install_request_bypass
-from baton.engine.vllm.fast_path.response_bypass import install_response_bypass
 from baton.engine.vllm.fast_path.route_name_cache import install_route_name_cache
-from baton.engine.vllm.fast_path.tokenization_cache import install_tokenization_cache
-from baton.engine.vllm.gate.error_texts import describe_field_errors, strip_class_names
-from baton.engine.vllm.gate.errors import Problem, problem_from_vllm
+from baton.engine.vllm.fast_path.stream_bypass import (
+    install_request_bypass,
+    install_response_bypass,
+)
+from baton.engine.vllm.fast_path.tokenization_cache import (
+    install_fast_tokenizer,
+    install_tokenization_cache,
+)
+from baton.engine.vllm.gate.errors import (
+    Problem,
+    describe_field_errors,
+    problem_from_vllm,
+    strip_class_names,
+)
 from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE, AsgiApp
 from baton.engine.vllm.gate.limits import FrontendLimits, bad_request_id, too_many_bad_words
 from baton.engine.vllm.patches import table
-from baton.engine.vllm.wire.adapter_ids import is_runtime_adapter, to_lora_request
+from baton.engine.vllm.wire.codec import is_runtime_adapter, to_lora_request
 from baton.engine.vllm.wire.identity import ANONYMOUS, Caller, tenant_session_id, with_caller
 
 _TASKS = ("generate",)
-# Those whose requests may leave open how many tokens they want: the handlers of the other routes
-# make that part of a request, or have a default that their API prescribes.
+# Handlers whose requests may omit the number of tokens. On other routes it is required, or the API
+# prescribes a default.
 _DEFAULT_TOKENS_HANDLERS = ("openai_serving_chat", "openai_serving_responses")
 _FILTERED_LOGGERS = (
     "vllm.entrypoints.anthropic.api_router",
@@ -63,9 +71,9 @@ _FILTERED_LOGGERS = (
     "vllm.entrypoints.openai.completion.serving",
     "vllm.entrypoints.openai.responses.serving",
 )
-# Logged with whatever a client sent as the name of a model, however long.
+# Its log line has the client's name of a model, however long.
 _WRONG_MODEL_MESSAGE = "Error with model %s"
-# What vLLM answers with 400.
+# Exceptions that vLLM answers with 400.
 _CLIENT_ERRORS = (VLLMClientError, ValueError, TypeError, OverflowError)
 _CLOSE_TIMEOUT_S = 1.0
 _SHUTTING_DOWN = Problem(
@@ -77,8 +85,8 @@ _NUMBER_TOO_LARGE = Problem(status=400, message="a number in the request takes m
 class FleetError(GracefulHTTPError, GenerationError):  # type: ignore[misc]  # vllm is not followed
     """A problem on its way through vLLM's handlers.
 
-    The first base passes through the engine client as it is, the second through the streams
-    without a stack trace in the log.
+    The first base class passes the engine client unchanged, the second passes streams without a
+    stack trace in the log.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -117,10 +125,10 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         install_tail_decoding(self.output_processor)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Ask the fleet, besides vLLM's own limits; called before a response starts.
+        """Ask the fleet after vLLM's own limits; called before a response starts.
 
         Raises:
-            FleetError: the fleet takes no `n` more, or nobody may ask for so many.
+            FleetError: the fleet admits no `n` more, or `n` is over the limit.
         """
         exchange = CURRENT_EXCHANGE.get()
         if exchange is not None and not exchange.generates:
@@ -139,14 +147,14 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         request_id: str,
         **kwargs: Any,  # noqa: ANN401
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs as vLLM makes them; tells the exchange when they flow and why they break off.
+        """Outputs as vLLM makes them; the exchange learns when they flow and why they end early.
 
         Raises:
-            FleetError: the request failed in the fleet, or asks for more than it may.
+            FleetError: the request failed in the fleet, or exceeds a limit.
         """
         exchange = CURRENT_EXCHANGE.get()
         if exchange is not None:
-            # Not before: `/v1/responses` asks to be let in, and looks at what it was sent then.
+            # Not earlier: `/v1/responses` asks for admission before it checks its body.
             exchange.submitted = True
         problem = (
             self.limits.too_many_tokens(sampling_params.max_tokens)
@@ -158,7 +166,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             raise FleetError(problem)
         caller, trace = (ANONYMOUS, None) if exchange is None else (exchange.caller, exchange.trace)
         sampling_params.extra_args = with_caller(sampling_params.extra_args, caller, trace)
-        # Whose turn it is goes by classes and tenants; which engine runs it, by placement.
+        # Priority depends on classes and tenants, and placement chooses the engine.
         kwargs |= {"priority": 0, "data_parallel_rank": None}
         session_hint = None if exchange is None else exchange.session
         kwargs["session_id"] = tenant_session_id(caller, kwargs.get("session_id"), session_hint)
@@ -188,9 +196,9 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """As vLLM does, and keep nothing of a request that could not be handed to the fleet.
+        """Add a request as vLLM does, but forget it if the fleet does not get it.
 
-        vLLM has it in its books by then, and takes it out of them for those only who wait for it.
+        vLLM would remove it only when its consumer starts to wait.
         """
         try:
             await super()._add_request(request, *args, **kwargs)
@@ -222,10 +230,7 @@ def _raise_if_failed(output: RequestOutput) -> None:
 
 
 def _cache_scope() -> str | bool | None:
-    """For `install_tokenization_cache`.
-
-    Who may find what a request brings, or False if it names a salt.
-    """
+    """The cache scope of the running request, or False if it names a salt."""
     exchange = CURRENT_EXCHANGE.get()
     if exchange is None:
         return None
@@ -261,10 +266,10 @@ def parse_server_args(argv: list[str]) -> Namespace:
 
 
 def _check_parsers(args: Namespace) -> None:
-    """See to it that the parsers are there.
+    """Check that the parsers exist.
 
     Raises:
-        KeyError: one is not.
+        KeyError: a parser does not.
     """
     tool_parsers, reasoning = ToolParserManager.list_registered(), args.reasoning_parser
     if args.enable_auto_tool_choice and args.tool_call_parser not in tool_parsers:
@@ -293,14 +298,13 @@ def engine_config(args: Namespace) -> Any:  # noqa: ANN401 - vllm is not followe
 
 
 class PromptRedactionFilter(logging.Filter):
-    """Takes out of a log what a client sent, and refusals, which are no events for an operator.
+    """Removes content of requests, and refusals, from vLLM's log.
 
-    vLLM's handlers log errors that they answer with a stack and with the error's text, and texts of
-    errors repeat parts of what they are about.
+    vLLM's handlers log errors with a stack and the error's text, which may quote the request.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written; what it says is replaced."""
+        """Whether the record is written; its text is replaced."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, FleetError) or record.msg == _WRONG_MODEL_MESSAGE:
             return False
@@ -317,7 +321,7 @@ class PromptRedactionFilter(logging.Filter):
 def _limited_search(
     limits: Callable[[], FrontendLimits], search: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A beam search that is held to the limits.
+    """A beam search within the limits.
 
     It makes many requests of one token each, so the limits of a request would not apply.
     """
@@ -335,9 +339,9 @@ def _limited_search(
 
 
 def capture_stream_errors(state: Any) -> None:  # noqa: ANN401 - vllm is not followed
-    """Have the exchange know why a stream breaks off that one of vLLM's handlers breaks off.
+    """Record in the exchange why one of vLLM's handlers ends a stream early.
 
-    A handler would put the error into the stream, after a status of 200, and go on to its end.
+    A handler puts the error into the stream, after status 200, and goes on to its end.
     """
     table.STREAM_ERRORS.install(
         state,
@@ -377,7 +381,7 @@ def _capturing_raw_errors(make_error: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _record_problem(error_json: str) -> None:
-    """Keep an error of vLLM's for whoever ends the exchange, unless it has one."""
+    """Keep an error of vLLM in the exchange, unless it has one."""
     exchange = CURRENT_EXCHANGE.get()
     if exchange is not None and exchange.problem is None:
         exchange.problem = problem_from_vllm(
@@ -386,7 +390,7 @@ def _record_problem(error_json: str) -> None:
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
-    """What vLLM answers where a body does not fit its route, in words for clients."""
+    """Answer as vLLM does for an invalid body, in terms that clients know."""
     assert isinstance(error, RequestValidationError), "it is registered for these"
     response = await validation_exception_handler(request, error)
     document = json.loads(response.body)
@@ -397,7 +401,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 class ApiApp:
-    """vLLM's complete API app, and the defaults that its handlers go by."""
+    """VLLM's complete API app, and the defaults of its handlers."""
 
     def __init__(self, app: Any) -> None:  # noqa: ANN401 - vllm is not followed
         self.asgi: AsgiApp = app
@@ -410,7 +414,7 @@ class ApiApp:
         ]
 
     def set_adapters(self, adapters: Iterable[RuntimeAdapter]) -> None:
-        """Serve these adapters besides those that it was started with."""
+        """Serve these runtime adapters, together with the configured adapters."""
         current = self._models.lora_requests
         configured = {
             name: value for name, value in current.items() if not is_runtime_adapter(value)
@@ -420,11 +424,11 @@ class ApiApp:
             for adapter in adapters
             if adapter.name not in configured
         }
-        # Whoever walks through it sees all of it or nothing; requests have what they were given.
+        # An iteration sees the old or the new mapping; requests keep their adapter.
         table.ADAPTER_LIST.install(self._models, lora_requests=configured | added)
 
     def set_default_max_tokens(self, max_tokens: int | None) -> None:
-        """How many output tokens a request gets that does not say; None: as the model has it."""
+        """Set the output tokens of a request without a limit; None: the model's default."""
         for defaults, model_default in self._defaults:
             default = model_default if max_tokens is None else max_tokens
             if default is None:
@@ -437,7 +441,7 @@ async def build_api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     """Build vLLM's complete API app over `llm`."""
     table.API_SERVER.fits()
     table.LOG_REDACTION.fits()
-    # By its name: the app's handlers are fixed once it is built.
+    # By name: the app's handlers are fixed once it is built.
     table.VALIDATION_ERRORS.install(_on_validation_error)
     app = build_app(args, _TASKS, llm.model_config)
     await init_app_state(llm, app.state, args, _TASKS)
@@ -453,7 +457,7 @@ async def build_api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
             isinstance(filter_, PromptRedactionFilter) for filter_ in filtered_logger.filters
         ):
             filtered_logger.addFilter(PromptRedactionFilter())
-    # vLLM's error handlers ask this server to exit when the engine is dead; ours is not theirs to
-    # stop: it turns unhealthy instead.
+    # vLLM's error handlers ask this server to exit when the engine is dead. Here the frontend
+    # becomes unhealthy instead.
     table.SERVER_HANDLE.install(app, SimpleNamespace(should_exit=False))
     return ApiApp(app)

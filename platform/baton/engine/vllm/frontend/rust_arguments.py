@@ -1,7 +1,6 @@
-"""What vLLM's Rust frontend is told when it starts, and what cannot be had from it.
+"""Arguments of vLLM's Rust frontend, and settings that it does not support.
 
-It takes one JSON object, in which it passes over names that it does not know: what it would pass
-over is refused here instead, by a list of what it knows.
+It takes a JSON object and ignores unknown names. A list of known names refuses those here instead.
 
 Source: `vllm-rs serve --help` of 0.33.0, tried with `vllm-rs frontend`.
 """
@@ -42,7 +41,7 @@ SUPPORTED_ARGUMENTS = frozenset(
         "tool_strict_level",
     }
 )
-"""Raw arguments that it heeds and that are nobody else's to say."""
+"""Raw arguments that it reads and that baton does not set itself."""
 
 
 def unsupported_settings(
@@ -53,7 +52,7 @@ def unsupported_settings(
     prompt_embeds: bool = False,
     extra: Collection[str] = (),
 ) -> dict[str, str]:
-    """What of that the Rust frontend cannot do, by the key that asks for it; usually nothing."""
+    """Problems of the Rust frontend with these settings, by configuration key."""
     problems = {}
     if unsupported_routes := sorted(set(routes) - SUPPORTED_ROUTES):
         problems["server.routes"] = (
@@ -78,7 +77,7 @@ def build_rust_arguments(settings: FrontendSettings, *, max_len_tokens: int) -> 
     """The JSON object for this frontend.
 
     Raises:
-        EngineStartFailed: the settings want what it cannot do.
+        EngineStartFailed: the frontend does not support the settings.
     """
     limits, allow = settings.limits, settings.capabilities
     problems = unsupported_settings(
@@ -104,7 +103,7 @@ def build_rust_arguments(settings: FrontendSettings, *, max_len_tokens: int) -> 
         "max_model_len": max_len_tokens,
         "disable_log_stats": not settings.log_stats,
         "engine_ready_timeout_secs": math.ceil(settings.start_timeout_s),
-        # It would fetch media from any host, in the name of this one.
+        # It would fetch media from any host, with this machine's address.
         "language_model_only": True,
         "trust_request_chat_template": settings.capabilities.chat_templates,
     }

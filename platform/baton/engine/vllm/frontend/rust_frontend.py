@@ -1,13 +1,13 @@
 """The ingress' frontend in Rust: `vllm-rs frontend` as a process, with the fleet as its engine.
 
-Theory of operation: this process listens on three Unix sockets in a private folder and hands them
-to the program: HTTP, for the gate that stands before it, and the two of EngineCore's wire, to which
-the seam connects. So there is no moment at which somebody could connect and nobody listens, and
-nobody but this user can. Python does one message per engine step; bytes of HTTP never come here.
+Theory of operation: this process listens on three Unix sockets in a private folder, and passes them
+to the program. One is HTTP for the gate in front of it, and two are EngineCore's wire for the
+engine server. So clients never connect before a socket listens, and other users cannot connect.
+Python handles a message per engine step; bytes of HTTP never come here.
 
-The program dies with this process. When it dies alone, all that was open is aborted, so that
-engines stop working for nobody, and the frontend is broken: whoever watches it replaces the ingress
-as it does when the Python frontend has lost its engine client.
+The program dies with this process. If it dies alone, all open requests are aborted to stop their
+engines, and the frontend has failed. The ingress is then replaced, as after a failure of the Python
+frontend.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LOG_FILE = "vllm-rs.log"
 PATH_VARIABLE = "VLLM_RUST_FRONTEND_PATH"
 PROGRAM = "vllm-rs"
 _TESTED_VERSIONS = ("0.33.",)
-"""Versions whose wire was tried against the installed engines'; others may speak another."""
+"""Versions whose wire was tested with the installed engines."""
 _VERSION_TIMEOUT_S = 10.0
 _AUTO_VALUES = frozenset({"", "auto", "1", "true"})
 _INSTALL_HINT = (
@@ -60,7 +60,7 @@ _INSTALL_HINT = (
 
 
 class RustFrontend:
-    """vLLM's Rust API server over a fleet. Satisfies `ports.Frontend` once started."""
+    """VLLM's Rust API server over a fleet. Satisfies `ports.Frontend` once started."""
 
     def __init__(
         self, settings: FrontendSettings, facts: FleetFacts, *, hooks: FrontendHooks, clock: Clock
@@ -75,12 +75,12 @@ class RustFrontend:
         self._process: OwnedProcess | None = None
 
     async def start(self) -> Path:
-        """Bring the frontend up; HTTP is served on the Unix socket that is returned.
+        """Start the frontend and return the Unix socket that serves HTTP.
 
-        Nobody but a gate may let clients come there: it believes every request's id.
+        Only a gate may send requests there: the frontend trusts every request's id.
 
         Raises:
-            EngineStartFailed: with one clear line and what to do about it.
+            EngineStartFailed: with the cause and a remedy.
         """
         arguments = build_rust_arguments(self._settings, max_len_tokens=self._facts.max_len_tokens)
         try:
@@ -117,9 +117,9 @@ class RustFrontend:
     def reconfigure(
         self, *, limits: FrontendLimits | None = None, access: Access | None = None
     ) -> None:
-        """Go by other limits, or let others in, from the next request on; None: as before.
+        """Replace limits or access from the next request on; None changes nothing.
 
-        How large a body may be stays as it was when the program started.
+        The maximum size of a body is fixed when the program starts.
         """
         self._settings = replace(
             self._settings,
@@ -131,7 +131,7 @@ class RustFrontend:
             self._callers.isolated = self._settings.access.isolated
 
     def tenant_handle(self, tenant: str) -> str:
-        """The word by which the gate says that this tenant asks.
+        """The handle by which the gate names this tenant.
 
         Raises:
             LinkFailed: the frontend is not running.
@@ -150,7 +150,7 @@ class RustFrontend:
 
     @property
     def models(self) -> Sequence[ModelRow]:
-        """What is served: the model first, then adapters over it."""
+        """The model first, then its adapters."""
         settings, adapters = self._settings, self._settings.adapters
         max_len_tokens = self._facts.max_len_tokens
         model = ModelRow(
@@ -163,21 +163,21 @@ class RustFrontend:
 
     @property
     def open_requests(self) -> int:
-        """Requests that clients wait for."""
+        """Requests in flight."""
         return 0 if self._engine_server is None else self._engine_server.open_requests
 
     @property
     def pid(self) -> int | None:
-        """The id of the program's process; None while there is none."""
+        """The id of the program's process, if it runs."""
         return None if self._process is None else self._process.pid
 
     def healthy(self) -> bool:
-        """Whether a request that comes now would be read and could be served."""
+        """Whether a new request would be read and could be served."""
         return self._process is not None and not self.has_failed and self._hooks.healthy()
 
     @property
     def has_failed(self) -> bool:
-        """Whether it was started and will never serve again, whatever becomes of the fleet."""
+        """Whether it was started and can never serve again."""
         engine_server, process = self._engine_server, self._process
         return (
             engine_server is not None
@@ -192,8 +192,7 @@ class RustFrontend:
 
     async def _start(self, program: Path, arguments: str, folder: Path) -> None:
         from baton.engine.vllm.frontend.engine_server import FleetEngineServer
-        from baton.engine.vllm.frontend.rust_grammars import RustGrammars
-        from baton.engine.vllm.frontend.rust_identity import RustCallers
+        from baton.engine.vllm.frontend.rust_identity import RustCallers, RustGrammars
 
         settings = self._settings
         callers = RustCallers(
@@ -219,7 +218,7 @@ class RustFrontend:
                 pass_fds=tuple(fds.values()),
                 environment={
                     "NO_COLOR": "1",
-                    # It would write a line for each client that leaves.
+                    # Otherwise it logs each client that disconnects.
                     "VLLM_LOGGING_LEVEL": "WARNING",
                     "VLLM_NO_USAGE_STATS": "1",
                     _MAX_BODY_VARIABLE: str(settings.limits.max_body_bytes),
@@ -279,32 +278,28 @@ def _listen(path: Path) -> socket.socket:
 
 
 def preload_rust_frontend() -> Path:
-    """Find the program, and import everything heavy, as for the frontend in Python.
+    """Find the program, and import all heavy modules, as for the Python frontend.
 
     Raises:
-        EngineStartFailed: there is no such program, or it is of another version.
+        EngineStartFailed: there is no such program, or it has another version.
     """
     program = find_rust_frontend(os.environ)
     check_version(program)
     use_cpu_without_gpus(os.environ)
     with preserve_log_handlers():
-        from baton.engine.vllm.frontend import (
-            engine_server,  # noqa: F401 - to have it imported
-            rust_grammars,  # noqa: F401 - to have it imported
-        )
         from baton.engine.vllm.frontend import rust_identity as rust_callers  # noqa: F401 - to have it imported
     return program
 
 
 def find_rust_frontend(environ: Mapping[str, str], *, package: Path | None = None) -> Path:
-    """The program to start, looked for as `vllm serve` does it.
+    """The program to start, found as `vllm serve` finds it.
 
     The PATH comes last: builds of vLLM for CPUs are without the program, which itself runs on any
     machine of its architecture. Source: vLLM 0.33, envs.py, `_resolve_rust_cli_path`.
 
     Args:
-        environ: What says where it is.
-        package: The folder of the package `vllm`; None: of the one that is installed.
+        environ: May have the program's path and the PATH.
+        package: The folder of the package `vllm`; None: the installed package.
 
     Raises:
         EngineStartFailed: it is nowhere, or not where the variable says.
@@ -332,10 +327,10 @@ def find_rust_frontend(environ: Mapping[str, str], *, package: Path | None = Non
 
 
 def check_version(program: Path) -> str:
-    """What version it is, of those that were tried; blocks for a moment.
+    """The program's version, if it was tested; blocks for a moment.
 
     Raises:
-        EngineStartFailed: it does not run here, or nobody has tried it.
+        EngineStartFailed: it does not run here, or its version was not tested.
     """
     try:
         completed = subprocess.run(  # noqa: S603 - the program that is about to be started

@@ -1,38 +1,50 @@
-"""Who asks, on the way from the gate before vLLM's Rust frontend to the seam.
+"""Callers of requests, on the way from the gate through vLLM's Rust frontend to the engine server.
 
-Nothing of a request's headers reaches an engine but its id. So the gate names every request
-`<name>~<handle>~<class>`: the name is the client's or the gate's own, the handle stands for a
-tenant, the class is the one that was asked for, or nothing. After the class comes `+<session>`
-where a client named its session; the word is a digest of that name. The frontend repeats the id to
-the client, so that a handle is a random word of this process that says nothing of the tenant, and
-only whoever asks as that tenant has seen it. The gate replaces whatever id a client sends, and the
-frontend lets the header go before the body.
+Only the id of a request reaches an engine, no other header. So the gate names every request
+`<name>~<handle>~<class>`: the name is the client's or the gate's, the handle stands for a tenant,
+and the class may be empty. `+<session>` follows where a client named its session, as a digest. The
+frontend repeats the id to the client. So a handle is a random word of this process, which reveals
+no tenant, and which only callers of that tenant see. The gate replaces any id that a client sends;
+the frontend prefers the header to the body.
 
-A request without a handle that is known here did not come through the gate: it is not run. What a
-client may not say itself is taken off here, because no Python sees the request before.
+A request without a known handle did not come through the gate and fails. Fields that a client must
+not set are reset here, because no other Python code sees the request before.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
+from typing import Any
 
+from vllm.config import StructuredOutputsConfig
+from vllm.exceptions import VLLMClientError
+from vllm.tokenizers import get_tokenizer
 from vllm.v1.engine import EngineCoreRequest
 
 from baton.domain.names.trace_context import TraceContext
+from baton.engine.vllm.frontend.settings import FrontendSettings
 from baton.engine.vllm.gate.limits import FrontendLimits, too_many_bad_words
+from baton.engine.vllm.patches import table
+from baton.engine.vllm.patches.refusals import first_line
 from baton.engine.vllm.wire.codec import UnsupportedRequest
 from baton.engine.vllm.wire.identity import Caller, tenant_session_id
+from baton.runtime.patch import replace_attributes
 
 SEPARATOR = "~"
 """In no name that a client may give, and in no tenant's or class' name."""
 SESSION_MARK = "+"
 """Between a class and a session; in no class' name."""
 _HANDLE_BYTES = 9
+_FIELD = "structured_outputs or response_format"
+_TEXT_MODEL = SimpleNamespace(is_diffusion=False)
+"""The only attribute of a model that the check reads."""
 
 
 class RustCallers:
-    """Handles of tenants, and the requests that came under them."""
+    """Handles of tenants, and the callers of requests."""
 
     def __init__(
         self,
@@ -45,24 +57,24 @@ class RustCallers:
         self.limits = limits
         """May be replaced at any time."""
         self.isolated = isolated
-        """Tenants whose cached prefixes are their own; likewise."""
+        """Tenants with a prefix cache of their own; may be replaced likewise."""
         self._max_len_tokens = max_len_tokens
         self._new_handle = new_handle
         self._handles: dict[str, str] = {}
         self._tenants: dict[str, str] = {}
 
     def tenant_handle(self, tenant: str) -> str:
-        """The word for a tenant, for as long as this process runs."""
+        """The handle of a tenant, for the life of this process."""
         if tenant not in self._handles:
             handle = self._handles[tenant] = self._new_handle()
             self._tenants[handle] = tenant
         return self._handles[tenant]
 
     def identify(self, request: EngineCoreRequest) -> tuple[Caller, TraceContext | None]:
-        """Who asks. Whatever the request says of that, or of its place in a queue, is taken off.
+        """The caller. Resets the request's priority and session.
 
         Raises:
-            UnsupportedRequest: it did not come through the gate, or asks for more than it may.
+            UnsupportedRequest: it did not come through the gate, or exceeds a limit.
         """
         _, *parts = (request.external_req_id or "").rsplit(SEPARATOR, 2)
         if len(parts) != 2 or (tenant := self._tenants.get(parts[0])) is None:  # noqa: PLR2004
@@ -75,11 +87,11 @@ class RustCallers:
         return caller, None
 
     def _apply_limits(self, request: EngineCoreRequest) -> None:
-        """Hold a request to the limits that can only be seen here.
+        """Apply limits that need the frontend's result.
 
-        Too many tokens are cut to what is allowed rather than refused: the frontend has cut them
-        already to what the context holds, and gives as many to a client that did not say. So a
-        request for all that is left is taken for one that did not say.
+        Too many tokens are cut, not refused: the frontend has cut them to the context already, and
+        gives as many to a request without a limit. So a request for all that is left counts as one
+        without a limit.
         """
         params = request.sampling_params
         remaining_tokens = self._max_len_tokens - len(request.prompt_token_ids or ())
@@ -95,3 +107,54 @@ class RustCallers:
         bad_words = params._bad_words_token_ids  # noqa: SLF001 - where the frontend puts them
         if (problem := too_many_bad_words(bad_words)) is not None:
             raise UnsupportedRequest(request.request_id, problem.message)
+
+
+class RustGrammars:
+    """Prepares requests of the Rust frontend; from any thread.
+
+    vLLM's Rust frontend names a backend and passes the rest as its client wrote it. Engines would
+    get a list of choices without a grammar, and unchecked schemas. So vLLM's own check runs here:
+    it turns choices into a grammar, chooses the backend, and raises if no engine could comply.
+    """
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        """Read no tokenizer yet.
+
+        Raises:
+            EngineStartFailed: the installed vLLM has another check.
+        """
+        table.RUST_PARAMS.fits()
+        arguments = {name.replace("-", "_"): value for name, value in settings.extra.items()}
+        config = arguments.get("structured_outputs_config")
+        self._config = StructuredOutputsConfig(**config if isinstance(config, Mapping) else {})
+        self._tokenizer_arguments = {
+            "tokenizer_name": arguments.get("tokenizer") or settings.model,
+            "tokenizer_mode": arguments.get("tokenizer_mode") or "auto",
+            "revision": arguments.get("tokenizer_revision") or arguments.get("revision"),
+        }
+        self._tokenizer_lock = threading.Lock()
+        self._tokenizer: Any = None
+
+    def prepare(self, request: EngineCoreRequest) -> None:
+        """Complete the request's constraints. Blocks: a grammar may be long.
+
+        Raises:
+            UnsupportedRequest: no engine could comply; the text names the field.
+        """
+        params = request.sampling_params
+        assert params is not None, "only requests with constraints are prepared"
+        # The frontend chose it without a look at the grammar.
+        replace_attributes(params.structured_outputs, _backend=None)
+        try:
+            params._validate_structured_outputs(  # noqa: SLF001 - row RUST_PARAMS
+                _TEXT_MODEL, self._config, self._load_tokenizer()
+            )
+        except (VLLMClientError, ValueError, TypeError) as error:
+            why = f"{_FIELD}: {first_line(error)}"
+            raise UnsupportedRequest(request.request_id, why) from error
+
+    def _load_tokenizer(self) -> Any:  # noqa: ANN401 - vllm is not followed
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = get_tokenizer(**self._tokenizer_arguments)
+            return self._tokenizer

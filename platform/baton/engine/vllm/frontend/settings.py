@@ -1,4 +1,4 @@
-"""What a frontend is told when it is built, and whom it tells what clients want."""
+"""Settings of a frontend, and the hooks that it calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_MEDIA_HOST = "media-of-other-hosts-are-refused.invalid"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFacts:
-    """What vLLM's frontend wants to know of its one engine."""
+    """The fleet's properties for a frontend."""
 
     max_len_tokens: int
     block_size_tokens: int
@@ -28,11 +28,11 @@ class FleetFacts:
     max_running_requests: int
     max_batched_tokens: int
     adapters: int = 0
-    """That may run at the same time; 0: none is served."""
+    """That can be loaded at the same time; 0: no adapters."""
 
     @classmethod
     def from_replicas(cls, replicas: Sequence[ReplicaFacts]) -> FleetFacts:
-        """The facts of a fleet: what every replica can do, and what all of them hold."""
+        """The fleet's facts: the least context of all replicas, and sums over them."""
         return cls(
             max_len_tokens=min(facts.max_len_tokens for facts in replicas),
             block_size_tokens=max(facts.block_size_tokens for facts in replicas),
@@ -45,29 +45,29 @@ class FleetFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendHooks:
-    """Whom a frontend tells and asks. All are called in its event loop and must not block."""
+    """Callbacks of a frontend. They run in its event loop and must not block."""
 
     on_request: Callable[[Request], None]
     on_abort: Callable[[tuple[str, ...]], None]
     """Requests that their clients no longer want, or that ended on a stop string."""
     admit: Callable[[int, Caller], BatonError | None]
-    """Why the fleet does not take this many more requests of a caller, who is then refused; None
-    when it does. Asked up to three times for each, and not again once they are refused."""
+    """Why the fleet rejects this many more requests of a caller, or None. Called up to three times
+    per request, and not again after a rejection."""
     healthy: Callable[[], bool]
     """Whether the fleet can serve at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCapabilities:
-    """What a request may bring along; vLLM alone would fetch media from anywhere."""
+    """Optional content of requests; vLLM by itself would fetch media from anywhere."""
 
     chat_templates: bool = False
     media_domains: tuple[str, ...] = ()
     prompt_embeds: bool = False
 
     def argv(self) -> list[str]:
-        """Spell it for vLLM's command line."""
-        # An empty list of hosts means any host to vLLM.
+        """The options of vLLM's command line."""
+        # vLLM takes an empty list of hosts for any host.
         argv = ["--allowed-media-domains", *(self.media_domains or (NO_MEDIA_HOST,))]
         if self.chat_templates:
             argv.append("--trust-request-chat-template")
@@ -82,30 +82,30 @@ CORS_ARGUMENTS: Mapping[str, str] = {
     "allowed_headers": "allow_headers",
     "allow_credentials": "allow_credentials",
 }
-"""Arguments of vLLM's that are answered before its app, and what the layer that does calls them.
+"""Arguments of vLLM for CORS, with the names that the layer before the gate has for them.
 
-Browsers ask without a key, and read errors of the gate's only where these say that they may.
+Browsers ask without a key, and read errors of the gate only where these allow it.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendSettings:
-    """Which model a frontend speaks for, and how."""
+    """Settings of a model's frontend."""
 
     model: str
     served_model_name: str
     routes: tuple[str, ...] = tuple(ROUTES)
     limits: FrontendLimits = field(default_factory=FrontendLimits)
-    """What it starts with; `VllmFrontend.reconfigure` replaces them."""
+    """At the start; `VllmFrontend.reconfigure` replaces them."""
     access: Access = field(default_factory=Access)
     """Likewise."""
     log_stats: bool = False
     """Serve vLLM's own frontend series on /metrics, at a cost for each token."""
     capabilities: RequestCapabilities = field(default_factory=RequestCapabilities)
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """Names under which LoRA adapters over the model are asked for, and where they are kept."""
+    """LoRA adapters by name, with their paths."""
     runtime_adapters: bool = False
-    """Whether others may come while it serves."""
+    """Whether adapters may be added while it serves."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Raw vLLM server arguments, as in {"tool-call-parser": "hermes"}."""
     start_timeout_s: float = 120.0
@@ -116,7 +116,7 @@ class FrontendSettings:
 
     @property
     def cors_options(self) -> dict[str, object]:
-        """What browsers of other origins may do; empty where none is let in."""
+        """Options of the CORS layer; empty if no origin is allowed."""
         options = {
             option: self.extra[name]
             for name, option in CORS_ARGUMENTS.items()
@@ -127,10 +127,10 @@ class FrontendSettings:
         return {"allow_methods": ["*"], "allow_headers": ["*"]} | options
 
     def argv(self, *, max_len_tokens: int) -> list[str]:
-        """Spell vLLM's command line for this frontend."""
+        """The command line of vLLM for this frontend."""
         argv = ["--model", self.model, "--served-model-name", self.served_model_name]
         argv += ["--max-model-len", str(max_len_tokens), "--disable-fastapi-docs"]
-        # It would leave out of a request what it has sent before, to another engine perhaps.
+        # The cache omits media that were sent before, perhaps to another engine.
         argv += ["--mm-processor-cache-gb", "0"]
         argv += self.capabilities.argv()
         if self.adapters or self.runtime_adapters:
@@ -150,7 +150,7 @@ def _flag(name: str, value: object) -> list[str]:
     flag = name.replace("_", "-")
     match value:
         case None:
-            return []  # as vLLM has it
+            return []  # vLLM's default
         case bool():
             return [f"--{flag}" if value else f"--no-{flag}"]
         case str() | int() | float():

@@ -1,1 +1,1 @@
-"""The ASGI layer in front of vLLM's app: who may ask for what."""
+"""The ASGI layer in front of vLLM's app: routes, keys, limits and errors."""

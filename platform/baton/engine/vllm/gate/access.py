@@ -1,28 +1,27 @@
-"""Who a caller is, by the key that it shows; and what of its headers goes on to vLLM.
+"""Authentication of callers by API key, and the headers that go on to vLLM.
 
 A key comes as `Authorization: Bearer` (OpenAI's clients) or as `x-api-key` (Anthropic's), on every
-route. It goes no further than this: vLLM's handlers never see it.
+route. vLLM's handlers never see it.
 
-Where callers without a key are served, too, so are those whose key does not even look like one of
-ours, because clients that must send a key send any word. One that looks like ours and is not good
-is refused even there: whoever sends it takes itself for somebody.
+Where anonymous callers are served, a key without baton's prefix counts as none, because some
+clients must send a key and send any word. An invalid key with baton's prefix is refused even there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from baton.domain.names.trace_context import TraceContext, is_in_sample, parse_traceparent
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.engine.vllm.gate.errors import Problem
-from baton.engine.vllm.gate.traces import TRACE_HEADERS
 from baton.engine.vllm.wire.identity import Caller
 from baton.runtime.keys.api_keys import KEY_PREFIX, InvalidKey, ValidKey
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
-
 MAX_CLASS_CHARS = 64
 SLO_CLASS_HEADER = b"x-slo-class"
 _CREDENTIALS = frozenset({b"authorization", b"proxy-authorization", b"x-api-key", b"cookie"})
@@ -32,37 +31,45 @@ _BATON_HEADERS = frozenset(
         # Ray Serve's own, between its proxy and a replica.
         b"x-request-disconnect-disabled",
         b"x-request-timeout-seconds",
-        # vLLM's, for whoever runs its engines: here that is us.
+        # vLLM's, for operators of its engines: here that is baton.
         b"x-data-parallel-rank",
         b"x-vllm-priority",
     }
 )
-STRIPPED_HEADERS = _CREDENTIALS | _BATON_HEADERS | TRACE_HEADERS
-"""Headers that go no further than a gate."""
+_TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
+STRIPPED_HEADERS = _CREDENTIALS | _BATON_HEADERS | _TRACE_HEADERS
+"""Headers that the gate does not pass on."""
 BATON_HEADER_PREFIX = b"x-baton-"
-"""Likewise, of whatever begins so."""
+"""Likewise, of headers with this prefix."""
 _REQUEST_ID = b"x-request-id"
 MAX_REQUEST_ID_CHARS = 128
 REQUEST_ID_CHARS = "[A-Za-z0-9._:/=@+-]"
 _REQUEST_IDS = re.compile(f"{REQUEST_ID_CHARS}+".encode())
 _CLASS = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OPERATIONS: Mapping[str, str] = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+}
+"""Values of `gen_ai.operation.name` by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who is let in, and as whom."""
+    """Which callers are served, and as which tenant."""
 
     look_up: Callable[[str], ValidKey | InvalidKey] | None = None
-    """Whose key that is; None where there are no keys: what a caller sends is then ignored."""
+    """Finds a key; None without keys, and then keys of callers are ignored."""
     anonymous: bool = True
     """Whether callers without a key are served, as tenant `default`."""
     isolated: Collection[str] = frozenset()
-    """Tenants whose cached prefixes are their own."""
+    """Tenants with a prefix cache of their own."""
     trace_sample_fraction: float | None = None
-    """Of requests whose callers say no trace, which share is sampled; None: none begins one."""
+    """Share of requests without a trace that is sampled; None: no trace begins here."""
 
     def identify_caller(self, headers: Headers) -> Caller | Problem:
-        """Who asks with these headers, or why that is refused."""
+        """The caller with these headers, or why the request is refused."""
         headers = tuple(headers)
         tenant = self._tenant(headers)
         if isinstance(tenant, Problem):
@@ -73,7 +80,7 @@ class Access:
         return Caller(tenant, slo_class, tenant if tenant in self.isolated else None)
 
     def identify_administrator(self, headers: Headers) -> ValidKey | Problem:
-        """The key by which a caller may change what is served, or why it may not."""
+        """The key by which a caller may administer, or why it may not."""
         if self.look_up is None:
             return NO_KEYS
         tokens = _tokens(headers)
@@ -102,10 +109,10 @@ class Access:
 
 
 def forwarded_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """What vLLM may see of a request's headers: no credentials, and nothing that is ours to say.
+    """The headers that vLLM may see: no credentials, and none that are baton's to set.
 
-    A client may name its request, so that it finds it again in logs and records. What would not be
-    one short word there is no name, and the request gets one of vLLM's making.
+    A client may name its request, to find it in logs and records. An invalid or second name is
+    dropped, and vLLM makes one.
     """
     forwarded = [
         (name, value)
@@ -157,7 +164,7 @@ def _slo_class(headers: Headers) -> str | Problem | None:
 
 
 def unauthorized(message: str) -> Problem:
-    """Why a key does not let its caller in."""
+    """The error for a key that is not valid."""
     return Problem(
         status=401, message=message, challenge='Bearer realm="baton", error="invalid_token"'
     )
@@ -185,3 +192,32 @@ INVALID_CLASS = Problem(
     message=f"x-slo-class is no name of a class, expected at most {MAX_CLASS_CHARS} letters,"
     " digits, '.', '_' and '-'",
 )
+
+
+def trace_context(
+    headers: Iterable[tuple[bytes, bytes]], path: str, *, sample_fraction: float | None
+) -> TraceContext | None:
+    """The caller's context; without one a new one where traces begin here; else None.
+
+    A share of new traces is sampled from the start, so that engines know. A context with two
+    parents or an invalid parent is ignored.
+
+    Source: W3C Trace Context 2, §4.2.
+    """
+    values_by_header: dict[bytes, list[str]] = {name: [] for name in _TRACE_HEADERS}
+    for name, value in headers:
+        if (lower := name.lower()) in _TRACE_HEADERS:
+            values_by_header[lower].append(value.decode("latin-1").strip())
+    operation = _OPERATIONS.get(path, "")
+    if len(values_by_header[b"traceparent"]) == 1:
+        context = parse_traceparent(
+            values_by_header[b"traceparent"][0], ",".join(values_by_header[b"tracestate"])
+        )
+        if context is not None:
+            return context._replace(operation=operation)
+    if sample_fraction is None:
+        return None
+    trace_id = secrets.token_hex(16)
+    return TraceContext(
+        trace_id, sampled=is_in_sample(trace_id, sample_fraction), operation=operation
+    )

@@ -1,7 +1,6 @@
-"""Requests to load and unload LoRA adapters, in the shapes that vLLM's API server takes.
+"""Requests to load and unload LoRA adapters, in the form of vLLM's API server.
 
-They never reach vLLM's handlers: an adapter belongs to the whole deployment, whose controller is
-asked. What is known here is how such a request is written, and how it is answered.
+They never reach vLLM's handlers: the controller owns the adapters of a deployment.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ ADAPTER_PATHS = (LOAD_PATH, UNLOAD_PATH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRequest:
-    """What a client asks for; without a path, to unload."""
+    """A request to load an adapter, or, without a path, to unload it."""
 
     name: str
     path: str | None = None
     model: str | None = None
-    """Over which model, where a request says it (`base_model_name`)."""
+    """The base model, if the request names it (`base_model_name`)."""
     in_place: bool = False
     tenant: str
 
 
 Administer: TypeAlias = Callable[[AdapterRequest], Awaitable[Problem | None]]
-"""Carries an order out; says why it is not."""
+"""Carries out a request; returns the error, if any."""
 
 
 def parse_adapter_request(path: str, body: bytes, tenant: str) -> AdapterRequest | Problem:
-    """What the body of a request to one of these paths asks for, or what is wrong with it."""
+    """The request in a body to one of these paths, or the error."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -60,7 +59,7 @@ def parse_adapter_request(path: str, body: bytes, tenant: str) -> AdapterRequest
 
 
 def success_body(request: AdapterRequest) -> bytes:
-    """The body of the answer to an order that was carried out, in vLLM's words."""
+    """The body of the answer to a successful request, in vLLM's words."""
     verb = "removed" if request.path is None else "added"
     return f"Success: LoRA adapter '{request.name}' {verb} successfully.".encode()
 

@@ -1,20 +1,72 @@
-"""What a client is told when the fleet cannot serve it, in the words of each API."""
+"""Errors that clients get, in the shape of each API."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 
 from baton.domain.errors import BatonError, Rejected
 from baton.domain.names.retry_after import retry_after_seconds
-from baton.engine.vllm.gate.error_texts import sanitize
+from baton.domain.names.words import few
+
+_MAX_FIELDS = 10
+_MAX_CHARS = 300
+"""Of the description of a field."""
+_PYDANTIC_HEADER = re.compile(r"\d+ validation errors? for [^\n]*\n")
+_DETAILS = re.compile(r"\s*\[type=.*", re.DOTALL)
+
+# A field, or an index of a list. Other parts of a location name a class or a check.
+_FIELD = re.compile(r"[a-z_][a-z0-9_]*|[0-9]+")
+_NON_FIELD_PARTS = frozenset(
+    {
+        "body",
+        "str",
+        "int",
+        "float",
+        "bool",
+        "bytes",
+        "list",
+        "tuple",
+        "dict",
+        "set",
+        "none",
+        "nonetype",
+        "union",
+        "nullable",
+        "default",
+        "call",
+        "callable",
+        "arguments",
+        "chain",
+        "json",
+        "lax",
+        "strict",
+        "constrained",
+    }
+)
+
+# Of the server's files; `/v1/models` does not match.
+_FILE_PATH = re.compile(
+    r'(?:File )?"?(?:/(?:[\w.\-]+/)*(?:home|usr|opt|var|tmp|root|lib|mnt|srv|etc|site-packages)'
+    r'(?:/[\w.\-]+)+|(?:/[\w.\-]+)+\.py)"?(?:, line \d+(?:, in \S+)?)?'
+)
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_PREFIXES = ("Value error, ", "Assertion failed, ")
+_JSON_WORDS = (
+    ("a valid dictionary or object to extract fields from", "an object"),
+    ("a valid dictionary", "an object"),
+)
+_UNABLE_TO_PARSE = re.compile(r", unable to (parse|interpret) .*")
+_SHOULD_PREFIX = "Input should "
+_UNREADABLE = "the body is not valid JSON"
 
 
 class Dialect(StrEnum):
-    """Whose error shape a route speaks."""
+    """The shape of a route's errors."""
 
     OPENAI = "openai"
     RESPONSES = "responses"
@@ -59,29 +111,29 @@ _FIRST_CLIENT_ERROR, _FIRST_SERVER_ERROR = 400, 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """An error on its way to a client: an HTTP status, a text, and when to come back."""
+    """An error for a client."""
 
     status: int
     message: str
     retry_after_s: float | None = None
     challenge: str | None = None
-    """How to prove who asks, where that was not done."""
+    """How to authenticate (`WWW-Authenticate`), after a failure of that."""
     param: str | None = None
-    """The field that is wrong, where it is one."""
+    """The field that is wrong, if it is a field."""
     allow: str | None = None
-    """Methods that the path has, where another one was used."""
+    """Methods of the path, after another method."""
     close: bool = False
-    """Nothing more is read from this client's connection."""
+    """Whether the connection closes after the response."""
 
     @classmethod
     def from_error(cls, error: BatonError) -> Problem:
-        """What the client is told of `error`."""
+        """The client's view of `error`."""
         retry_after_s = error.retry_after_s if isinstance(error, Rejected) else None
         return cls(status=error.http_status, message=str(error), retry_after_s=retry_after_s)
 
     @classmethod
     def unpack(cls, packed: object) -> Problem:
-        """The problem in an output's stop reason; an engine's own error has none there."""
+        """The problem in an output's stop reason; `INTERNAL` for an engine's own error."""
         if not isinstance(packed, str):
             return INTERNAL
         try:
@@ -91,11 +143,11 @@ class Problem:
         return cls(status=status, message=message, retry_after_s=retry_after_s)
 
     def pack(self) -> str:
-        """One string, small enough to ride on an output."""
+        """A string for the stop reason of an output."""
         return json.dumps((self.status, self.message, self.retry_after_s))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Response headers besides content type and length."""
+        """Response headers other than content type and length."""
         headers = []
         if self.close or self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             # Otherwise the server would go on reading a body that may have no end.
@@ -114,10 +166,9 @@ class Problem:
         return json.dumps(self._shape(dialect)).encode()
 
     def event(self, dialect: Dialect, *, sequence_number: int = 0) -> bytes:
-        """The server-sent event that tells it in the middle of a stream.
+        """The server-sent event that reports it within a stream.
 
-        There is no `[DONE]` after it: a client that overlooks the event must still be able to see
-        that the stream broke off.
+        No `[DONE]` follows: a client that misses the event still sees that the stream broke off.
         """
         shape = self._shape(dialect)
         if dialect is Dialect.OPENAI:
@@ -148,7 +199,7 @@ class Problem:
 
 
 def error_type(status: int, dialect: Dialect) -> str:
-    """What an API calls errors of this status."""
+    """An API's name for errors of this status."""
     by_client = _FIRST_CLIENT_ERROR <= status < _FIRST_SERVER_ERROR
     if dialect is Dialect.ANTHROPIC:
         return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if by_client else "api_error")
@@ -156,10 +207,7 @@ def error_type(status: int, dialect: Dialect) -> str:
 
 
 def to_dialect(status: int, body: bytes, dialect: Dialect) -> bytes | None:
-    """An error of vLLM's, or of the framework under it, in the shape of a route's API.
-
-    None where it has that shape already.
-    """
+    """An error of vLLM or its framework in the shape of a route's API; None if unchanged."""
     problem = problem_from_vllm(status, body)
     is_anthropic = dialect is Dialect.ANTHROPIC
     valid_types = _ANTHROPIC_TYPES.values() if is_anthropic else (error_type(status, dialect),)
@@ -177,15 +225,15 @@ def to_dialect(status: int, body: bytes, dialect: Dialect) -> bytes | None:
 
 
 def problem_from_vllm(status: int, body: bytes) -> Problem:
-    """What an error response of vLLM's says, without what only its developers understand."""
+    """An error response of vLLM, without details that only its developers understand."""
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        return INTERNAL  # whatever was raised there
+        return INTERNAL  # an exception's text is not for clients
     message, param = _parse_message(body)
     return Problem(status=status, message=sanitize(message or _phrase(status)), param=param)
 
 
 def _parse_message(body: bytes) -> tuple[str | None, str | None]:
-    """The message and the field in the body of an error, in whichever shape that is."""
+    """The message and the field in the body of an error of any shape."""
     try:
         document = json.loads(body)
     except ValueError:
@@ -208,3 +256,67 @@ def _phrase(status: int) -> str:
 
 
 INTERNAL = Problem(status=500, message="the engine could not go on; the same request may succeed")
+
+
+def describe_field_errors(errors: Sequence[object]) -> str:
+    """The fields that are wrong and why, from a framework's list of errors.
+
+    pydantic's text names classes, repeats inputs and links to its own manual. Clients know fields.
+    """
+    descriptions = list(dict.fromkeys(_describe_field_error(error) for error in errors))
+    return few(descriptions, _MAX_FIELDS)
+
+
+def sanitize(message: str) -> str:
+    """A message without pydantic's text, paths of the server and addresses in its memory."""
+    header = _PYDANTIC_HEADER.search(message)
+    if header is not None:
+        return describe_field_errors(list(_parse_pydantic_errors(message[header.end() :])))
+    return _ADDRESS.sub("", _FILE_PATH.sub("a file", message)).strip()
+
+
+def _parse_pydantic_errors(text: str) -> Iterator[Mapping[str, object]]:
+    """The errors in pydantic's text: a line with the location, then an indented line."""
+    location = ""
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            location = line
+        elif not line.startswith("   "):
+            yield {"loc": tuple(location.split(".")), "msg": _DETAILS.sub("", line.strip())}
+
+
+def _describe_field_error(error: object) -> str:
+    if not isinstance(error, Mapping):
+        return str(error)[:_MAX_CHARS]
+    message = str(error.get("msg", "is not valid"))[:_MAX_CHARS]
+    if error.get("type") == "json_invalid":
+        context = error.get("ctx")
+        why = context.get("error") if isinstance(context, Mapping) else None
+        return f"{_UNREADABLE}: {str(why).lower()}" if why else _UNREADABLE
+    for prefix in _PREFIXES:
+        message = message.removeprefix(prefix)
+    field = _field_path(error.get("loc"))
+    name = f"'{field}'" if field else "the body"
+    if message == "Field required":
+        return f"{name} is required"
+    if message.startswith(_SHOULD_PREFIX):
+        message = _UNABLE_TO_PARSE.sub("", message)
+        for pydantic_words, json_words in _JSON_WORDS:
+            message = message.replace(pydantic_words, json_words)
+        return f"{name} should {message.removeprefix(_SHOULD_PREFIX)}"
+    return f"{name}: {message}"
+
+
+def _field_path(location: object) -> str:
+    """The dotted field at a framework's location; empty for the body itself."""
+    parts = [str(part) for part in location] if isinstance(location, (list, tuple)) else []
+    return ".".join(part for part in parts if _is_field(part))
+
+
+def strip_class_names(param: str) -> str:
+    """A location of vLLM (`body.messages.0`) without names of classes."""
+    return ".".join(part for part in param.split(".") if _FIELD.fullmatch(part))
+
+
+def _is_field(part: str) -> bool:
+    return _FIELD.fullmatch(part) is not None and part not in _NON_FIELD_PARTS

@@ -1,22 +1,22 @@
-"""The ASGI layer in front of vLLM's app: which routes exist, for whom, and how errors look.
+"""The ASGI layer in front of vLLM's app: routes, callers, and the shape of errors.
 
-Theory of operation: a request whose exact path is not listed is answered with 404 before anything
-of vLLM's sees it, so that routes which a new vLLM brings are closed until someone opens them.
-A head that can be read in two ways (`http`) ends there as well.
-Then come who asks, how large the body is, and whether the fleet takes anything at all. A body is
-looked at once more when it is complete (`limits`), still before vLLM parses it; one that
-drips in for too long is given up.
-Each request gets an `Exchange`, reachable through a context variable from the engine client deep
-inside vLLM's handlers. Its response is held back until the first token
-(or the complete response, or an error) is there. So a request that fails before its first token is
-answered with a real status code, streaming or not, and one that fails later gets an error event
-of its API's shape as the last thing in its stream. Nothing is buffered once tokens flow.
-A keep-alive comment (`sse_keep_alive_interval` among vLLM's arguments) is for whoever waits in
-between, and goes out at once with the status: what fails after it is told in the stream.
+Theory of operation: a request gets 404 before vLLM sees it if its exact path is not listed. So
+routes that a new vLLM adds are closed until an operator opens them. Then the gate checks the head
+(`http`), the caller, the size of the body, and whether the fleet admits requests. It checks a body
+again when it is complete (`limits`), before vLLM parses it; a body that takes too long ends the
+exchange.
+
+Each request gets an `Exchange`, which the engine client inside vLLM's handlers reaches through a
+context variable. The gate holds its response back until the first token, the complete response or
+an error. So an error before the first token has a real status code, streaming or not. A later error
+is the last event of the stream, in the shape of its API. Nothing is buffered once tokens flow. A
+keep-alive comment (vLLM's `sse_keep_alive_interval`) sends the status at once; a later error is an
+event of the stream.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import (
     Awaitable,
@@ -35,22 +35,18 @@ from pydantic import ValidationError
 
 from baton.domain.errors import BatonError
 from baton.domain.names.trace_context import TraceContext
-from baton.engine.vllm.gate.access import Access, forwarded_headers
+from baton.engine.vllm.gate.access import Access, forwarded_headers, trace_context
 from baton.engine.vllm.gate.adapters import (
     ADAPTER_PATHS,
     Administer,
     parse_adapter_request,
     success_body,
 )
-from baton.engine.vllm.gate.body import BodyRejected, BoundedBody
-from baton.engine.vllm.gate.error_texts import sanitize
-from baton.engine.vllm.gate.errors import INTERNAL, Dialect, Problem, to_dialect
+from baton.engine.vllm.gate.errors import INTERNAL, Dialect, Problem, sanitize, to_dialect
 from baton.engine.vllm.gate.http import check_head
 from baton.engine.vllm.gate.limits import FrontendLimits
 from baton.engine.vllm.gate.model_list import LIST_PATH, ModelList, is_model_path
-from baton.engine.vllm.gate.traces import trace_context
-from baton.engine.vllm.wire.identity import ANONYMOUS, Caller
-from baton.engine.vllm.wire.sessions import session_in_headers
+from baton.engine.vllm.wire.identity import ANONYMOUS, Caller, session_in_body, session_in_headers
 
 if TYPE_CHECKING:
     from baton.engine.vllm.fast_path.stream_bypass import StreamBypass
@@ -60,7 +56,6 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 HEALTH_PATH = "/health"
 ROUTES: Mapping[str, tuple[str, ...]] = {
     "chat": ("/v1/chat/completions",),
@@ -73,29 +68,31 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     "metrics": ("/metrics",),
     "adapters": ADAPTER_PATHS,
 }
-"""What can be opened, by the names that a configuration uses."""
+"""Paths by the names that a configuration uses."""
 GENERATION_PATHS: Mapping[str, Dialect] = {
     "/v1/chat/completions": Dialect.OPENAI,
     "/v1/completions": Dialect.OPENAI,
     "/v1/responses": Dialect.RESPONSES,
     "/v1/messages": Dialect.ANTHROPIC,
 }
-"""Those that ask the fleet for tokens, and whose error shape they speak."""
+"""Paths that generate tokens, with the shape of their errors."""
 METHODS: Mapping[str, tuple[str, ...]] = {
     LIST_PATH: ("GET",),
     HEALTH_PATH: ("GET", "HEAD"),
     "/metrics": ("GET", "HEAD"),
 }
-"""Of the paths that have others than `POST`."""
+"""Of paths that accept other methods than `POST`."""
 ANTHROPIC_HEADER = b"anthropic-version"
 """Anthropic's clients send it with every request."""
 MESSAGES_PATH = "/v1/messages"
-# A stream that opens with more events than this before its first token is let go: its errors then
-# come in-band.
+
+# A stream with more events than this before its first token is released; its errors are events.
 _MAX_BUFFERED_MESSAGES = 8
-# Lines of a stream that say nothing but that its connection is to be kept.
+
+# Lines of a stream that only keep its connection alive.
 _COMMENT = b":"
-# As vLLM's handler of messages begins what it says of an error of its own.
+
+# The start of an error that vLLM's handler of messages sends by itself.
 _ERROR_EVENT = b"event: error"
 _MALFORMED_BODY_ERRORS = (
     AssertionError,
@@ -113,13 +110,18 @@ _ADAPTERS_NOT_READY = Problem(status=503, message="adapters cannot be loaded her
 _PLAIN_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 _MAX_METHOD_CHARS = 20
 _CLIENT_ERROR = ("vllm.exceptions", "VLLMClientError")
-"""By its name: whoever only asks which routes there are need not import vLLM."""
-
+"""By its name, so that listing routes does not import vLLM."""
 logger = logging.getLogger(__name__)
+_DRAIN_TIMEOUT_S = 5.0
+_SALT_FIELD = b'"cache_salt"'
+
+
+class _BodyRejected(Exception):
+    """Stops reading a body that breaks a limit."""
 
 
 class Exchange:
-    """One request and its response, which is held back until it flows or is complete."""
+    """A request and its response, which is held back until it flows or is complete."""
 
     __slots__ = (
         "_buffered",
@@ -150,25 +152,22 @@ class Exchange:
         trace: TraceContext | None = None,
     ) -> None:
         self.caller = caller
-        """Who asks."""
         self.trace = trace
-        """As part of which trace."""
         self.generates = generates
-        """Whether it asks the fleet for tokens, rather than for what a frontend knows itself."""
+        """Whether it asks the fleet for tokens."""
         self.submitted = False
-        """Its body was understood, and the fleet was asked for what it wants."""
+        """Whether vLLM accepted its body and sent it to the fleet."""
         self.has_cache_salt = False
-        """Its body names a salt of its own, so that nothing of it is to be found by others."""
+        """Whether its body names a cache salt."""
         self.session: str | None = None
-        """The session that it names where vLLM's handlers do not look for it."""
+        """The session in fields or headers that vLLM's handlers do not read."""
         self.has_output = False
-        """The first output of the engine has arrived."""
+        """Whether the engine's first output has arrived."""
         self.has_begun_stream = False
-        """Chunks of a stream are made of it by now, and vLLM's errors would be among them."""
+        """Whether chunks of a stream are made, so that vLLM's errors would be among them."""
         self.bypass: StreamBypass | None = None
-        """By which its tokens go, where that may be."""
         self.problem: Problem | None = None
-        """Why it ends early; whatever the app still says is then dropped."""
+        """Why it ends early; later messages of the app are dropped."""
         self._dialect = dialect
         self._send = send
         self._buffered: list[Message] | None = []
@@ -178,17 +177,17 @@ class Exchange:
 
     @property
     def is_passthrough(self) -> bool:
-        """Whether what the app sends goes to the client as it is."""
+        """Whether messages of the app go to the client unchanged."""
         return self._buffered is None and self.problem is None and not self._ended
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass on, hold back or replace what the app sends."""
+        """Pass on, hold back or replace a message of the app."""
         if self._buffered is not None or self.problem is not None or self._ended:
             return self._buffer_or_end(message)
         if self._may_carry_errors and message.get("body", b"").startswith(_ERROR_EVENT):
             self.problem = INTERNAL
             return self.end_with(INTERNAL)
-        # No coroutine of ours around the server's, for there is one such message a token.
+        # No coroutine around the server's: there is one such message per token.
         return self._forward(message)
 
     async def _buffer_or_end(self, message: Message) -> None:
@@ -213,18 +212,18 @@ class Exchange:
 
     @property
     def _may_carry_errors(self) -> bool:
-        """Whether vLLM's handler may put errors into the stream that nobody has noted."""
+        """Whether vLLM's handler may put errors into the stream without raising them."""
         return self._is_stream and self._dialect is Dialect.ANTHROPIC
 
     @property
     def _awaits_exception(self) -> bool:
-        """Whether the app is about to say why: frameworks answer 500 first, and raise then."""
+        """Whether the app is about to raise: frameworks send 500 first."""
         return not self.submitted and bool(
             (self._buffered or [{}])[0].get("status", 0) >= _FIRST_SERVER_ERROR
         )
 
     async def end_with(self, problem: Problem) -> None:
-        """End with an error in the form that is still open: a status, or an event. Idempotent."""
+        """End with an error: a status, or an event if the response has begun. Idempotent."""
         if self._ended:
             return
         if self._buffered is not None:
@@ -236,7 +235,7 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     async def finish(self) -> None:
-        """Say what is left to say after the app has returned."""
+        """Send the rest after the app has returned."""
         if self.problem is not None:
             await self.end_with(self.problem)
         elif self._buffered:
@@ -256,7 +255,7 @@ class Exchange:
 
 
 CURRENT_EXCHANGE: ContextVar[Exchange | None] = ContextVar("baton_exchange", default=None)
-"""The exchange that the running task works for; vLLM passes nothing of ours to its engine."""
+"""The exchange of the running task; vLLM passes no values of baton to its engine."""
 
 
 class Gate:
@@ -273,7 +272,7 @@ class Gate:
         access: Access | None = None,
     ) -> None:
         self.limits = limits or FrontendLimits()
-        """May be replaced at any time; a request is held to those that it met when it came."""
+        """May be replaced at any time; a request keeps the limits of its arrival."""
         self.access = access or Access()
         """Likewise."""
         self._app = app
@@ -281,17 +280,17 @@ class Gate:
         self._healthy = healthy
         self._admit = admit
         self.administer: Administer | None = None
-        """By whom adapters are loaded and unloaded; None: by nobody yet."""
+        """Loads and unloads adapters; None until the ingress sets it."""
 
     def replace_app(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> None:
-        """Let requests through to another app, of which several models are part.
+        """Let requests through to an app of several models.
 
-        Which of them a request is for is in its body: only they can say that they are full.
+        The body names the model, so only the models' own apps can report that they are full.
         """
         self._app, self._healthy, self._admit = app, healthy, _admit_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI has it."""
+        """Serve one ASGI connection."""
         match scope["type"]:
             case "http":
                 await self._serve(scope, receive, send)
@@ -338,7 +337,7 @@ class Gate:
         if scope["method"] not in (methods := allowed_methods(path)):
             await send_problem(send, method_not_allowed(scope["method"], methods), dialect)
             return
-        body = BoundedBody(receive, path, self.limits)
+        body = _BoundedBody(receive, path, self.limits)
         if body.is_declared_too_large(scope["headers"]):
             if not _has_header(scope["headers"], b"expect"):
                 # A client that is cut off while it still writes never reads the answer.
@@ -360,16 +359,16 @@ class Gate:
         if generates:
             exchange.session = session_in_headers(scope["headers"])
         body.exchange = exchange
-        # From 2.4 on Starlette notices a disconnect only when it next sends, so that a client that
-        # leaves while it waits would keep its place; before, it listens for it.
+        # With spec 2.4 or later, Starlette notices a disconnect only when it next sends, and a
+        # waiting client that leaves would keep its place.
         asgi_info = {**scope.get("asgi", {}), "spec_version": "2.3"}
         scope = {**scope, "asgi": asgi_info, "headers": forwarded_headers(scope["headers"])}
         is_models = path == LIST_PATH or is_model_path(path)
         app: AsgiApp = ModelList(self._app, dialect) if is_models else self._app
         await _run(app, exchange, scope, body.receive)
 
-    async def _serve_adapters(self, scope: Scope, body: BoundedBody, send: Send) -> None:
-        """Have an adapter loaded or unloaded; only for keys that may administer."""
+    async def _serve_adapters(self, scope: Scope, body: _BoundedBody, send: Send) -> None:
+        """Load or unload an adapter; only for keys that may administer."""
         path, administer = scope["path"], self.administer
         administrator = self.access.identify_administrator(scope["headers"])
         if isinstance(administrator, Problem):
@@ -378,7 +377,7 @@ class Gate:
         exchange = body.exchange = Exchange(Dialect.OPENAI, send, generates=False)
         try:
             request = parse_adapter_request(path, await body.read_all(), administrator.tenant)
-        except BodyRejected:
+        except _BodyRejected:
             await exchange.finish()
             return
         if isinstance(request, Problem):
@@ -401,10 +400,10 @@ async def _run(app: AsgiApp, exchange: Exchange, scope: Scope, receive: Receive)
             await exchange.end_with(problem)
             return
         if exchange.problem is None:
-            # The server closes the connection then: who is in front of it must know.
+            # The server closes the connection; a proxy in front of it must know.
             await exchange.end_with(replace(INTERNAL, close=True))
             raise
-        # vLLM's handlers stumble over some errors on their way out; this one is known.
+        # vLLM's handlers fail on some errors on their way out; this one is known.
         logger.debug("the app raised after %s", exchange.problem, exc_info=True)
         await exchange.finish()
     else:
@@ -414,11 +413,11 @@ async def _run(app: AsgiApp, exchange: Exchange, scope: Scope, receive: Receive)
 
 
 def _request_problem(error: BaseException, *, submitted: bool) -> Problem | None:
-    """What is wrong with a request by which the app was stopped; None: that was not the reason.
+    """The error of a request that stopped the app; None if the request was not the cause.
 
-    vLLM's checks stumble over fields of types that they did not think of. Once the fleet was asked
-    that would be our own error, but for streams of `/v1/responses`, which are checked when they
-    have begun: Starlette then raises that they have, because of what vLLM says of the request.
+    vLLM's checks raise on fields of unexpected types. After submission that would be baton's error,
+    except for streams of `/v1/responses`: vLLM checks them late, and Starlette raises that they
+    have begun.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -431,7 +430,7 @@ def _request_problem(error: BaseException, *, submitted: bool) -> Problem | None
 
 
 def _admit_all(_requests: int, _caller: Caller) -> None:
-    """Refuse nobody."""
+    """Reject no request."""
 
 
 async def reject_request(scope: Scope, send: Send, problem: Problem) -> None:
@@ -459,7 +458,7 @@ def allowed_methods(path: str) -> tuple[str, ...]:
 
 
 def method_not_allowed(method: str, methods: Sequence[str]) -> Problem:
-    """What a client is told that uses another method than a path has."""
+    """The answer to a method that a path does not have."""
     expected = " or ".join(methods)
     return Problem(
         status=405,
@@ -469,7 +468,7 @@ def method_not_allowed(method: str, methods: Sequence[str]) -> Problem:
 
 
 def _dialect(path: str, headers: Iterable[tuple[bytes, bytes]]) -> Dialect:
-    """Whose shape an error has: the client's, where it says who it is, else the path's."""
+    """The shape of errors: Anthropic's for its paths and clients, else the path's."""
     if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
         return Dialect.ANTHROPIC
     if any(name.lower() == ANTHROPIC_HEADER for name, _ in headers):
@@ -482,7 +481,7 @@ def _is_last(message: Message) -> bool:
 
 
 def _to_dialect(messages: list[Message], dialect: Dialect) -> list[Message]:
-    """A response; when it is a complete error, in the shape of its route's API."""
+    """A response; a complete error gets the shape of its route's API."""
     start = messages[0]
     if start.get("status", 0) < _FIRST_ERROR or not _is_last(messages[-1]):
         return messages
@@ -507,3 +506,107 @@ def _is_event_stream(start: Message) -> bool:
 
 def _has_header(headers: Collection[tuple[bytes, bytes]], header: bytes) -> bool:
     return any(name == header for name, _ in headers)
+
+
+class _BoundedBody:
+    """A request's body, which ends the exchange when it breaks a limit."""
+
+    def __init__(self, receive: Receive, path: str, limits: FrontendLimits) -> None:
+        self.exchange: Exchange | None = None
+        """None until the gate has made it."""
+        self._receive = receive
+        self._path = path
+        self._limits = limits
+        self._max_bytes = limits.max_body_bytes
+        self._bytes = 0
+        self._chunks: list[bytes] = []
+        self._complete = False
+        self._deadline_at_s = asyncio.get_running_loop().time() + limits.max_body_s
+
+    @property
+    def too_large(self) -> Problem:
+        """The answer to a body over the limit."""
+        return Problem(
+            status=413, message=f"the request body is larger than {self._max_bytes} bytes"
+        )
+
+    def is_declared_too_large(self, headers: Collection[tuple[bytes, bytes]]) -> bool:
+        """Whether Content-Length is over the limit; the body need not be read then."""
+        return any(
+            name == b"content-length" and value.isdigit() and int(value) > self._max_bytes
+            for name, value in headers
+        )
+
+    async def receive(self) -> Message:
+        """The next ASGI message of the body.
+
+        Raises:
+            BodyRejected: it breaks a limit; the exchange has the problem.
+        """
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline_at_s):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise self._reject(self._too_slow) from error
+        if message["type"] == "http.request":
+            problem = self._on_body_message(message)
+            if problem is not None:
+                raise self._reject(problem)
+        return message
+
+    async def read_all(self) -> bytes:
+        """The whole body; less if the client disconnects.
+
+        Raises:
+            BodyRejected: it breaks a limit; the exchange has the problem.
+        """
+        parts = []
+        while not self._complete:
+            message = await self.receive()
+            if message["type"] != "http.request":
+                break
+            parts.append(message.get("body", b""))
+        return b"".join(parts)
+
+    @property
+    def _too_slow(self) -> Problem:
+        limit_s = self._limits.max_body_s
+        message = f"the request body was not complete within {limit_s:g} s"
+        return Problem(status=408, message=message, close=True)
+
+    def _reject(self, problem: Problem) -> _BodyRejected:
+        if self.exchange is not None:
+            # The app may turn the exception into an answer of its own, which is then replaced.
+            self.exchange.problem = problem
+        return _BodyRejected()
+
+    def _on_body_message(self, message: Message) -> Problem | None:
+        chunk: bytes = message.get("body", b"")
+        self._bytes += len(chunk)
+        if self._bytes > self._max_bytes:
+            return self.too_large
+        self._chunks.append(chunk)
+        if message.get("more_body"):
+            return None
+        self._complete = True
+        body, self._chunks = b"".join(self._chunks), []
+        if self.exchange is not None:
+            self.exchange.has_cache_salt = _SALT_FIELD in body
+            if self.exchange.generates and self.exchange.session is None:
+                self.exchange.session = session_in_body(body)
+        return self._limits.check_body(self._path, body)
+
+    async def drain(self) -> None:
+        """Read and discard at most twice the limit."""
+        remaining_bytes = 2 * self._max_bytes
+        try:
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                while remaining_bytes > 0:
+                    message = await self._receive()
+                    if message["type"] != "http.request" or not message.get("more_body"):
+                        return
+                    remaining_bytes -= len(message.get("body", b""))
+        except TimeoutError:
+            return

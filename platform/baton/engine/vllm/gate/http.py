@@ -1,8 +1,8 @@
-"""What is wrong with the head of a request, before anybody asks what it wants.
+"""Checks of a request's head, before any other work.
 
-Servers and proxies in front refuse most of this themselves, each a little differently, and where
-two read one message differently a request can hide in another. So what may be read in two ways is
-refused here once more, whoever stands in front, and the connection with it.
+Servers and proxies in front refuse most of this, each differently. A request can hide in another
+one where two of them read a message differently. So the gate refuses ambiguous heads, and closes
+the connection.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from baton.engine.vllm.gate.errors import Problem
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Of all header names and values; HAProxy's own limit, where it stands in front, is 64 KiB."""
+"""Of all header names and values; HAProxy's own limit is 64 KiB."""
 MAX_HEADERS = 100
 
-# As ASGI names them: a request that says HTTP/2.0 in its first line is none.
+# As ASGI names them: "HTTP/2.0" in a request line is not HTTP/2.
 _VERSIONS = frozenset({"1.0", "1.1", "2", "3"})
-# A name, an IPv4 address or one of IPv6 in brackets, and perhaps a port.
+# A name, an IPv4 address or an IPv6 address in brackets, and perhaps a port.
 HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
 _HOST = re.compile(HOST.encode())
 NO_HOST = "no Host header field, expected one"
@@ -30,7 +30,7 @@ _LENGTH = re.compile(rb"[0-9]{1,18}")
 
 
 def check_head(scope: Mapping[str, Any]) -> Problem | None:
-    """Why a request is refused for its head alone; None where nothing is wrong with that."""
+    """Why a request is refused for its head alone, or None."""
     headers: Collection[tuple[bytes, bytes]] = scope["headers"]
     if scope.get("http_version", "1.1") not in _VERSIONS:
         return _reject(
@@ -64,7 +64,7 @@ def _bad_host(scope: Mapping[str, Any], headers: Collection[tuple[bytes, bytes]]
 
 
 def _bad_length(headers: Collection[tuple[bytes, bytes]]) -> str | None:
-    """Why it cannot be told for sure where the body ends. Source: RFC 9112 §6."""
+    """Why the end of the body is ambiguous. Source: RFC 9112 §6."""
     lengths = _values(headers, b"content-length")
     codings = _values(headers, b"transfer-encoding")
     if lengths and codings:

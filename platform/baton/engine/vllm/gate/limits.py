@@ -1,10 +1,9 @@
-"""What one request may ask for at most, and how that is seen before anybody works for it.
+"""Limits of a request, checked before it costs work.
 
-Theory of operation: what depends on a request's body alone is checked when its last byte is there
-and before vLLM parses it, since parsing is what costs: 100,000 messages keep vLLM's handlers, and
-with them every stream of the frontend, busy for seconds. A body that is too short to break a limit
-is not looked into. What vLLM has to work out first, such as how many answers, is checked where it
-asks whether a request may come in.
+Theory of operation: checks that need only a body run when its last byte is there, before vLLM
+parses it. Parsing is the expensive part: 100,000 messages keep vLLM's handlers, and with them every
+stream of the frontend, busy for seconds. A body that is too short to break a limit is not examined.
+Values that vLLM must compute first, such as the number of answers, are checked on admission.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ import msgspec
 from baton.engine.vllm.gate.errors import Problem
 
 DEFAULT_MAX_MESSAGES = 10_000
-"""Where no limit is set. vLLM takes 0.6 s for so many on one of its routes, growing faster than
-linear (6.3 s for 100,000); conversations have tens."""
+"""vLLM takes 0.6 s for 10,000 on one of its routes, growing faster than linear (6.3 s for
+100,000); conversations have tens.
+"""
 
 MAX_NAME_CHARS = 256
 """Of a request: logs, records and every frame of its tokens carry it."""
 
 MAX_BAD_WORDS = 128
-"""As many as vLLM's own second runner takes."""
+"""The limit of vLLM's own second runner."""
 
 # `{},` is the shortest message.
 _MIN_MESSAGE_BYTES = 3
@@ -38,8 +38,7 @@ _MESSAGE_KEYS: Mapping[str, str] = {
     "/tokenize": "messages",
 }
 _BATCH_PATH = "/v1/completions"
-# Whole pairs are escaped so, too, but a pattern that tells them apart takes longer than to read all
-# of the body.
+# Whole pairs match, too: a pattern that tells them apart takes longer than to read all of the body.
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 _BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -47,7 +46,7 @@ _BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendLimits:
-    """What one request may ask for; None where nothing but the model limits it."""
+    """Limits of a request; None where only the model limits it."""
 
     max_body_bytes: int = 4 * 1024 * 1024
     max_body_s: float = 60.0
@@ -57,13 +56,13 @@ class FrontendLimits:
     max_tokens: int | None = None
     """Output tokens that a request may ask for."""
     default_max_tokens: int | None = None
-    """Output tokens of a request that does not say; None: `max_tokens`, or to the end of the
-    context."""
+    """Output tokens of a request without a limit; None: `max_tokens`, or all of the context."""
     max_messages: int | None = None
     """None: `DEFAULT_MAX_MESSAGES`."""
     logprobs: bool = True
-    """Whether engines tell log probabilities. Simulated ones have none, and vLLM's handlers break
-    where they are missing."""
+    """Whether engines return log probabilities. Simulated engines do not, and vLLM's handlers fail
+    without them.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_n", "max_tokens", "default_max_tokens", "max_messages"):
@@ -73,18 +72,18 @@ class FrontendLimits:
 
     @property
     def default_output_tokens(self) -> int | None:
-        """How many output tokens a request gets that does not say; None: what the model has."""
+        """Output tokens of a request without a limit; None: up to the model's context."""
         bounds = [n for n in (self.default_max_tokens, self.max_tokens) if n is not None]
         return min(bounds, default=None)
 
     def too_many_answers(self, n: int) -> Problem | None:
-        """Why so many answers are refused."""
+        """The error for `n` answers, if that is too many."""
         if self.max_n is None or n <= self.max_n:
             return None
         return _bad_request(f"asked for {n} answers, at most {self.max_n} per request are given")
 
     def too_many_tokens(self, max_tokens: int | None) -> Problem | None:
-        """Why so many output tokens are refused."""
+        """The error for `max_tokens` output tokens, if that is too many."""
         if self.max_tokens is None or max_tokens is None or max_tokens <= self.max_tokens:
             return None
         return _bad_request(
@@ -121,7 +120,7 @@ class FrontendLimits:
         return _bad_request(f"{count} {key}, at most {limit} are taken")
 
     def _too_many_prompts(self, path: str, body: bytes) -> Problem | None:
-        """Each prompt of a batch gets an answer at least; vLLM asks only for those to one."""
+        """Each prompt of a batch gets an answer; vLLM checks only the answers per prompt."""
         if self.max_n is None or path != _BATCH_PATH:
             return None
         prompts = _items(body, "prompt")
@@ -129,14 +128,14 @@ class FrontendLimits:
 
 
 def bad_request_id(request_id: str) -> Problem | None:
-    """Why a request cannot be called that; a client may say so in its body, too."""
+    """Why a request id is invalid; a client may send one in its body, too."""
     if len(request_id) > MAX_NAME_CHARS:
         return _bad_request(f"the request id is longer than {MAX_NAME_CHARS} characters")
     return None if request_id.isprintable() else _bad_request("the request id is not printable")
 
 
 def too_many_bad_words(bad_words: Sequence[str] | None) -> Problem | None:
-    """Why so many words cannot be kept out of an answer: an engine looks for each at each step."""
+    """The error for too many bad words: an engine looks for each at each step."""
     if bad_words is None or len(bad_words) <= MAX_BAD_WORDS:
         return None
     return _bad_request(f"{len(bad_words)} bad words, at most {MAX_BAD_WORDS} are kept out")
@@ -153,21 +152,21 @@ _ITEMS_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _items(body: bytes, key: str) -> Sequence[object]:
-    """The list at `key`, of JSON texts or of what they say; empty where there is none."""
+    """The list at `key`, of raw JSON or of decoded values; empty without one."""
     try:
         raw: msgspec.Raw = getattr(_FIELDS_DECODER.decode(body), key)
         return _ITEMS_DECODER.decode(raw)
     except msgspec.ValidationError:
         return ()
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # What vLLM's framework reads is more than JSON: NaN, UTF-16.
+        # vLLM's framework reads more than JSON: NaN, UTF-16.
         document = _loads(body)
         items = document.get(key) if isinstance(document, dict) else None
         return items if isinstance(items, list) else ()
 
 
 def _is_batch(prompts: Sequence[object]) -> bool:
-    """Whether a list is one of prompts, rather than one prompt of token ids."""
+    """Whether a list contains prompts, rather than the token ids of a prompt."""
     match prompts:
         case [msgspec.Raw() as first, *_]:
             return bytes(first)[:1] in {b'"', b"["}
@@ -178,7 +177,7 @@ def _is_batch(prompts: Sequence[object]) -> bool:
 
 
 def _text_problem(body: bytes) -> Problem | None:
-    """Why a string is no text: it has half of a surrogate pair, which cannot be sent on."""
+    """Why a string cannot be sent on: it has half of a surrogate pair."""
     if not _may_have_lone_surrogate(body):
         return None
     try:
@@ -193,13 +192,13 @@ def _text_problem(body: bytes) -> Problem | None:
 def _may_have_lone_surrogate(body: bytes) -> bool:
     if b"\0" in body[:4] or body.startswith(_BYTE_ORDER_MARKS):
         return True  # not UTF-8: the patterns say nothing
-    # A search for one byte is many times faster than for a pattern.
+    # Searching a byte is many times faster than matching a pattern.
     escaped = b"\\" in body and _ESCAPED_SURROGATE.search(body) is not None
     return escaped or (b"\xed" in body and _RAW_SURROGATE.search(body) is not None)
 
 
 def _loads(body: bytes) -> object:
-    """What vLLM's framework will make of the body; None where it will refuse it."""
+    """The body as vLLM's framework reads it; None where that refuses it."""
     try:
         document: object = json.loads(body)
     except ValueError:

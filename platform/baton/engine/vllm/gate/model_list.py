@@ -1,8 +1,7 @@
-"""The list of models in the shape of either API, and one model of it by its name.
+"""The list of models in the shape of either API, and a single model by its name.
 
-vLLM's app has the list alone, in OpenAI's shape, and there it stays: whatever is served, adapters
-included, is in it. Here one row is taken out of it, or the whole is told as Anthropic tells it.
-A name may have slashes, plain or escaped: nothing of it is a path.
+vLLM's app serves the list in OpenAI's shape, with adapters. This module takes a row out of it, or
+converts it to Anthropic's shape. A model's name may have slashes, plain or escaped.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
 LIST_PATH = "/v1/models"
 MODEL_PREFIX = f"{LIST_PATH}/"
-"""What is behind it is a model's name."""
+"""A model's name follows it."""
 _MAX_NAME_CHARS = 200
-"""Of a name that nobody has, in the answer that says so."""
+"""Of an unknown name in the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """A model or adapter in the list of models; vLLM's Rust frontend has no route for one."""
+    """A model or adapter in the list; vLLM's Rust frontend has no route for a single model."""
 
     name: str
     root: str
-    """Where it is kept."""
+    """Its path or repository."""
     parent: str | None = None
-    """The model that an adapter is over."""
+    """The base model of an adapter."""
     max_len_tokens: int | None = None
 
 
@@ -46,15 +45,15 @@ def is_model_path(path: str) -> bool:
 
 
 class ModelList:
-    """An ASGI app over one that has the list of models at `LIST_PATH`."""
+    """An ASGI app around an app that serves the list of models at `LIST_PATH`."""
 
     def __init__(self, app: App, dialect: Dialect) -> None:
-        """Answers are in this dialect."""
+        """Answer in this dialect."""
         self._app = app
         self._dialect = dialect
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request for the list, or for one model."""
+        """Serve a request for the list, or for a model."""
         name = scope["path"].removeprefix(MODEL_PREFIX) if is_model_path(scope["path"]) else None
         if name is None and self._dialect is not Dialect.ANTHROPIC:
             await self._app(scope, receive, send)
@@ -92,7 +91,7 @@ class ModelList:
 
 
 def no_such_model(name: str) -> Problem:
-    """What a client is told that asks for a model that is not served."""
+    """The answer for a model that is not served."""
     shown = name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."
     return Problem(
         status=HTTPStatus.NOT_FOUND,
@@ -102,7 +101,7 @@ def no_such_model(name: str) -> Problem:
 
 
 def _anthropic_list(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """All of them in one page."""
+    """All models in one page."""
     data = [_anthropic_model(row) for row in rows]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"data": data, "has_more": False, "first_id": first, "last_id": last}

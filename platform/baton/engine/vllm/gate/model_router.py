@@ -1,10 +1,9 @@
-"""Several models behind one gate: each request goes to the API server of the model that it names.
+"""Several models behind one gate: each request goes to the API server of its model.
 
-Theory of operation. Every model has an API server of its own (tokenizer, templates and limits are
-its model's), and the gate stands before all of them. A body is read to its end, within the gate's
-bounds, for the name is in it, and then handed on unread. Who names a model that nobody has is
-passed to the first server, which says so in the words of the API that was used. The list of models
-is every server's, one after the other.
+Theory of operation: every model has an API server of its own (tokenizer, templates, limits).
+The router reads a body to its end, within the gate's bounds, for the model's name, and passes it on
+unparsed. For an unknown model the first server answers with an error in the shape of the API.
+The list of models joins the lists of all servers.
 """
 
 from __future__ import annotations
@@ -19,23 +18,20 @@ _LIST = "/v1/models"
 
 
 class ModelRouter:
-    """An ASGI app over those of several models."""
+    """An ASGI app in front of the apps of several models."""
 
     def __init__(self, apis: Mapping[str, AsgiApp]) -> None:
-        """By each name that a request may give; adapters have the API of their model."""
+        """Route by these names; adapters use the API of their model."""
         self._apis = dict(apis)
         self._default_api = next(iter(apis.values()))
         self._adapter_apis: dict[str, AsgiApp] = {}
 
     def set_adapters(self, models: Mapping[str, str]) -> None:
-        """Have these adapters, by the names of their models, served besides; no others than these.
-
-        A name that was there from the start stays what it was.
-        """
+        """Replace the adapters, by the names of their models; models win over equal names."""
         self._adapter_apis = {name: self._apis[model] for name, model in models.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI has it."""
+        """Serve one ASGI connection."""
         if scope["type"] != "http" or scope["method"] != "POST":
             if scope["type"] == "http" and scope["path"] == _LIST:
                 await self._list(scope, receive, send)
@@ -55,7 +51,7 @@ class ModelRouter:
         await api(scope, _replay(messages, receive), send)
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Every server's models in one list; what is no list, such as an error, as it is."""
+        """Join the servers' lists; pass on the first answer that is an error."""
         rows: list[object] = []
         answers = [
             await _collect_response(api, scope, receive)
@@ -77,11 +73,11 @@ class ModelRouter:
 
 
 def _model_of(body: bytes) -> str | None:
-    """The model that a body names; empty when it is no body that could, None when it does not."""
+    """The model that a body names; None without one, empty for an invalid body."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        return ""  # an API server says what is wrong with it
+        return ""  # an API server reports the error
     if not isinstance(document, dict):
         return ""
     name = document.get("model")
@@ -89,7 +85,7 @@ def _model_of(body: bytes) -> str | None:
 
 
 async def _read_body(receive: Receive) -> list[Message]:
-    """A body's messages; the last may say that the client has left."""
+    """A body's messages; the last may be a disconnect."""
     messages = []
     while True:
         message = await receive()
@@ -99,7 +95,7 @@ async def _read_body(receive: Receive) -> list[Message]:
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:
-    """What was received already, then whatever comes."""
+    """The messages read so far, then those that follow."""
     remaining = iter(messages)
 
     async def receive_again() -> Message:
@@ -109,7 +105,7 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
 
 
 async def _collect_response(api: AsgiApp, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
-    """What an app answers, all of it."""
+    """An app's whole response."""
     messages: list[Message] = []
 
     async def collect(message: Message) -> None:

@@ -1,1 +1,1 @@
-"""What is changed in vLLM's own classes, and how each change proves itself."""
+"""Changes of vLLM's own classes, and the check of each before it is made."""

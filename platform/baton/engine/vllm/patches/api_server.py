@@ -62,19 +62,19 @@ def _handlers(state: VllmObject, names: Iterable[str]) -> list[VllmObject]:
 
 
 def replace_validation_handler(handler: Callable[..., Any]) -> None:
-    """Replace what the next app answers where a body does not fit its route."""
+    """Replace the next app's handler of invalid bodies."""
     from vllm.entrypoints.serve.exception_handling import register
 
     replace_attributes(register, validation_exception_handler=handler)
 
 
 def set_server(app: VllmObject, server: object) -> None:
-    """Give an app the server that vLLM's error handlers stop; its launcher does so otherwise."""
+    """Set the server that vLLM's error handlers stop; vLLM's launcher does so otherwise."""
     app.state.server = server
 
 
 def replace_streaming_responses(app: VllmObject, response_class: type, *, is_direct: bool) -> None:
-    """Have vLLM's routes stream through this class; `is_direct` is for this app alone."""
+    """Have vLLM's routes stream through this class; `is_direct` applies only to this app."""
     app.state.streams_straight = is_direct
     for module in map(importlib.import_module, ROUTERS):
         replace_attributes(module, StreamingResponse=response_class)
@@ -103,7 +103,7 @@ def replace_chunk_classes(make_fast_class: Callable[[type], type], fast_base: ty
             vllm_class = getattr(module, name)
             if not issubclass(vllm_class, fast_base):
                 replace_attributes(module, **{name: make_fast_class(vllm_class)})
-    # It asks of what it is given whether it is a choice, and finds the delta in that.
+    # It checks for this class, and then reads the choice's delta.
     vllm_choice = tool_calls_utils.ChatCompletionResponseStreamChoice
     if not isinstance(vllm_choice, tuple):
         choices = (vllm_choice, chat.ChatCompletionResponseStreamChoice)
@@ -118,10 +118,10 @@ def wrap_route_names(wrap: Wrap) -> None:
 
 
 def mark_engine_dead(resources: VllmObject) -> None:
-    """Tell a client that its engine is dead."""
+    """Mark a client's engine as dead."""
     replace_attributes(resources, engine_dead=True)
 
 
 def restore_attribute(owner: VllmObject, name: str) -> None:
-    """Take a replacement off an object, whose class has the original."""
+    """Remove a replacement from an object, whose class has the original."""
     delattr(owner, name)

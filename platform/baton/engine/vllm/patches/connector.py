@@ -1,26 +1,23 @@
-"""vLLM's NIXL connector, with leases that hold, prefixes that are fetched, and sources named.
+"""vLLM's NIXL connector with lease checks, bounded pulls, prefix fetches and named sources.
 
 Theory of operation: vLLM loads this class in the scheduler's process and in each worker, by the
-module path in `kv_transfer_config`; its name must stay vLLM's own, for vLLM asks for it by name.
+module path in `kv_transfer_config`. It also looks the class up by its name, which must stay. Four
+things are added to vLLM's connector:
 
-Four things are added, the rest is vLLM's:
-
-- No prompt goes on with blocks that were read after their lease had expired. vLLM's source serves
-  such a read, and says so in its own log only. Here the source is asked after each read whether it
-  still keeps the blocks (`lease_checks`), and is told to free them only after its answer; a read of
-  blocks that were lost fails as a transfer does. vLLM's renewals come in fractions of a second, so
-  that a short lease is renewed, too.
-- A bound on the pulls under way. A leg beyond it waits in the scheduler, which renews its lease
-  from the moment it has the request; legs without a pull pass it.
-- A decode leg whose ticket covers fewer tokens than its prompt, or more: after a resume, what was
-  generated before. vLLM takes for granted that the other engine holds just the prompt. Told
-  `PREFIX_TOKENS_KEY`, this connector asks for that many tokens instead, and the scheduler computes
-  the rest, as after a hit in its own cache. Blocks that the engine holds itself are not fetched,
-  and the other engine's are freed, as in any pull.
-- The source of each transfer. vLLM's statistics are lists with one entry for each transfer; beside
-  them go the engine ids of the sources (`SOURCES_KEY`), and one id for each request whose pull
-  failed (`FAILED_SOURCES_KEY`). These overrides hang on two private methods of the worker. Where a
-  new vLLM has them in another form, the engine does not start (row `NIXL_CONNECTOR` of `table`).
+- Lease checks. vLLM's source serves a read after its lease has expired, and only logs that. Here
+  the worker asks after each read whether the source still keeps the blocks (`lease_checks`). It
+  tells the source to free them only after the answer, and a read of lost blocks fails like a
+  transfer. vLLM's interval of renewals is fixed; here it is a fraction of the lease.
+- A limit of concurrent pulls. A leg beyond it waits in the scheduler, which renews its lease
+  from its arrival; legs without a pull pass it.
+- Prefix fetches. vLLM assumes that the other engine holds exactly the prompt. With
+  `PREFIX_TOKENS_KEY` this connector fetches that many tokens: fewer than the prompt, or, after a
+  resume, more. The scheduler computes the rest, as after a hit in its own cache. Blocks that the
+  engine holds are not fetched; the other engine frees its blocks as in any pull.
+- Sources of transfers. vLLM's statistics are lists with one entry per transfer. This adds the
+  engine ids of the sources (`SOURCES_KEY`), and an id for each request whose pull failed
+  (`FAILED_SOURCES_KEY`). These overrides need two private methods of the worker. If a new vLLM
+  changes them, the engine does not start (row `NIXL_CONNECTOR` of `table`).
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ from baton.control.request.pull_permits import PullPermits
 from baton.domain.handoff import RENEWALS_PER_LEASE, renewed_expiry_s
 from baton.engine.vllm.patches import table
 from baton.engine.vllm.patches.lease_checks import CompletedRead, KeptLeases, LeaseQueries, listen
-from baton.engine.vllm.wire.transfer_keys import (
+from baton.engine.vllm.wire.keys import (
     FAILED_SOURCES_KEY,
     INVALIDATED_SOURCES_KEY,
     MAX_PULLS_KEY,
@@ -63,15 +60,15 @@ from baton.engine.vllm.wire.transfer_keys import (
     TRANSFERS_KEY,
 )
 
-# Where the settings say nothing; the lease is vLLM's own default.
+# Defaults without a setting; the lease is vLLM's own default.
 _LEASE_S = 30
 _PULL_DEADLINE_S = 2.0
 _ANSWER_WAIT_S = 0.002
-"""How long a worker waits for an answer: less than the next step, which would find it, takes."""
+"""A worker's wait for an answer: shorter than the next step, which would find it."""
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not followed
-    """Both sides of the connector: which of them it is, its role says."""
+    """Both sides of the connector; its role tells which."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -88,9 +85,9 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not fol
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens to fetch beyond those held here, and that this goes on beside steps.
+        """How many tokens to fetch beyond local hits, and whether that happens asynchronously.
 
-        None while the request has to wait for its turn to pull.
+        None while the request waits for its turn to pull.
         """
         matched = self._tokens_to_fetch(request, num_computed_tokens)
         needs_pull = bool(matched[0]) and matched[1]
@@ -99,7 +96,7 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not fol
     def _tokens_to_fetch(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        # Not only its prompt: of a leg that was taken up, what was generated elsewhere comes too.
+        # All tokens, not only the prompt's: a resumed leg also fetches generated tokens.
         prefix_tokens = prefix_tokens_to_fetch(request.kv_transfer_params, request.num_tokens)
         if prefix_tokens is None:
             matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
@@ -111,12 +108,12 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not fol
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> NixlKVConnectorStats:
-        """Statistics out of what a worker sent, or empty ones."""
+        """Statistics from a worker's data, or empty."""
         return SourceTrackingStats() if data is None else SourceTrackingStats(data=data)
 
 
 class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLLM is not followed
-    """The scheduler's side: which blocks are kept, and how many pulls are under way."""
+    """The scheduler's side: leases that it keeps, and pulls in flight."""
 
     def __init__(
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
@@ -137,7 +134,7 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLL
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """A request has its blocks; it pulls when tokens are to come from elsewhere."""
+        """Record that a request has its blocks, and pulls if it needs external tokens."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if request.request_id in self._reqs_need_recv and num_external_tokens:
             self._permits.begin(request.request_id, time.perf_counter())
@@ -145,14 +142,14 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLL
     def request_finished(
         self, request: Request, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Whether a request's blocks are kept for a puller, and what that one needs to know."""
+        """Whether a request's blocks are kept for a pull, and the parameters of that pull."""
         is_kept, params = super().request_finished(request, block_ids)
         if is_kept:
             self._kept_leases.add(request.request_id)
         return is_kept, params
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """What workers have sent and received; the scheduler frees the former after this."""
+        """Record finished sends and receives; the scheduler then frees the blocks sent."""
         super().update_connector_output(connector_output)
         self._kept_leases.remove(connector_output.finished_sending or ())
         for request_id in connector_output.finished_recving or ():
@@ -177,7 +174,7 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLL
 
 
 class SourceTrackingStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM is not followed
-    """vLLM's lists, and who each entry was from."""
+    """VLLM's lists, with the source of each entry."""
 
     def reset(self) -> None:
         """Empty all lists."""
@@ -193,12 +190,12 @@ class SourceTrackingStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM i
 
 
 class DeferredNotifyAgent:
-    """A NIXL agent that reads without telling the source, which vLLM has it do with each read."""
+    """A NIXL agent that reads without notifying the source, as vLLM has it do with each read."""
 
     def __init__(self, agent: Any) -> None:  # noqa: ANN401 - NIXL's, which is not followed
         self._agent = agent
         self.deferred: list[bytes] = []
-        """What would have been said to the sources of the reads since this was last emptied."""
+        """Notifications of the reads since this was last emptied."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._agent, name)
@@ -218,10 +215,10 @@ class DeferredNotifyAgent:
 
 
 class SourceTrackingWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM is not followed
-    """The worker's side: asks sources after reads, and names them where vLLM counts transfers."""
+    """The worker's side: queries sources after reads, and names them for each transfer."""
 
     nixl_wrapper: Any
-    """vLLM's name for its agent."""
+    """VLLM's name for its agent."""
 
     def __init__(
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
@@ -239,8 +236,8 @@ class SourceTrackingWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vL
         )
 
     def shutdown(self) -> None:
-        """Close what is open."""
-        if hasattr(self, "_lease_queries"):  # not where vLLM's own part could not be made
+        """Close the connections, too."""
+        if hasattr(self, "_lease_queries"):  # absent if vLLM's constructor raised
             self._lease_queries.close()
         super().shutdown()
 
@@ -258,7 +255,7 @@ class SourceTrackingWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vL
         )
         agent_name = self._remote_agents[dst_engine_id][(0, read_spec.remote_rank)]
         for notification in self._agent.deferred:
-            # vLLM sends these when it has found the request's reads to be done.
+            # vLLM sends these after the request's reads.
             self._pending_recv_notifs.setdefault(request_id, []).append((agent_name, notification))
         return posted
 
@@ -279,7 +276,7 @@ class SourceTrackingWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vL
             self.xfer_stats.data[SOURCES_KEY] += [source] * new_transfers
             failed |= newly_failed
             if newly_done and handles and not newly_failed and self._query_source(request_id):
-                transfers[request_id] = []  # vLLM is told when the source has answered
+                transfers[request_id] = []  # vLLM learns of it after the source's answer
                 has_queries = True
             else:
                 done |= newly_done
@@ -294,7 +291,7 @@ class SourceTrackingWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vL
         return done, failed
 
     def _query_source(self, request_id: str) -> bool:
-        """Ask whether a read's blocks are still kept; False where the read has failed anyway."""
+        """Ask whether a read's blocks are still kept; False if the read has failed anyway."""
         meta = self._recving_metadata.get(request_id)
         if request_id in self._recv_failures or meta is None or meta.remote is None:
             return False
@@ -314,29 +311,29 @@ class SourceTrackingWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vL
         return released
 
     def _source_of(self, request_id: str) -> str:
-        """The engine that a request's blocks are fetched from; empty when it is not known."""
+        """The engine that a request's blocks come from; empty if unknown."""
         meta = self._recving_metadata.get(request_id)
         return "" if meta is None or meta.remote is None else str(meta.remote.engine_id)
 
 
 def set_worker_nic(config: VllmConfig) -> None:
-    """Have this worker's agent use the card that `VLLM_GPU_NIC_PCIE_MAPPING` has for its GPU.
+    """Have this worker's agent use its GPU's card in `VLLM_GPU_NIC_PCIE_MAPPING`.
 
-    vLLM does that in workers that it starts as processes, and not in those that Ray starts, which
-    the workers of an engine with several GPUs are. UCX reads the variable with the first agent.
+    vLLM does that in workers that it starts as processes, but not in Ray's workers, which engines
+    with several GPUs use. UCX reads the variable with the first agent.
 
     Raises:
-        RuntimeError: the mapping does not have this GPU, or names a card that is not here.
-        ValueError: it cannot be read.
+        RuntimeError: the mapping lacks this GPU, or names a card that is not here.
+        ValueError: it cannot be parsed.
     """
     if config.parallel_config.distributed_executor_backend == "ray":
         set_worker_net_device(get_world_group().local_rank, config)
 
 
 def prefix_tokens_to_fetch(params: Mapping[str, Any] | None, tokens: int) -> int | None:
-    """Leading ones of a request's tokens to fetch or find here; None where a ticket says nothing.
+    """How many leading tokens to fetch or find here; None where the KV handle does not say.
 
-    The other engine's own count wins: for some models it stops short of what it was asked for.
+    The other engine's count wins: for some models it stops short of the request.
     """
     if not params or not params.get("do_remote_prefill") or PREFIX_TOKENS_KEY not in params:
         return None

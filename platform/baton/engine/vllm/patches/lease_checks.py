@@ -1,18 +1,17 @@
-"""Whether a source still kept the blocks that an engine has read from it.
+"""Checks whether a source still kept the blocks that an engine has read from it.
 
-Theory of operation: NIXL reads memory. The source takes no part in it, so a read whose lease has
-expired succeeds, and brings whatever prompt has the blocks by then. Only the source knows, and only
-a question that is asked after the read proves anything: blocks that it keeps at that moment were
-kept all the while. So each reader asks each source after a read and before it uses or frees the
-blocks: a `LeaseQueries` in the reader's worker, a `KeptLeases` in the source's scheduler, which
-is what frees blocks. No clock is part of it.
+Theory of operation: NIXL reads memory without the source. So a read after the lease has expired
+succeeds, and may bring another prompt's blocks. Only the source knows, and only a query after the
+read proves anything: blocks that it keeps then were kept all the while. So each reader queries each
+source after a read and before it uses or frees the blocks: `LeaseQueries` in the reader's worker,
+`KeptLeases` in the source's scheduler, which frees blocks. No clock takes part.
 
-The question goes to the source's side channel, beside vLLM's request for metadata, and looks like
-one: a source of an older baton answers it with metadata, which is no answer, and its listener
-survives. A question without an answer in time counts as answered with no.
+The query goes to the source's side channel and has the form of vLLM's request for metadata. A
+source of an older baton answers it with metadata, which is no valid answer, and its listener
+survives. A query without an answer in time counts as "not kept".
 
-What may fail: the source has ended, hangs or does not understand. The blocks count as lost then,
-and the prompt is computed where it was to be decoded.
+If the source has ended, hangs or does not understand, the blocks count as lost. The decode replica
+then computes the prompt.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ logger = logging.getLogger(__name__)
 _METADATA_VERB = b"get_meta_msg"
 _LEASE_QUERY_VERB = b"baton_leases:"
 _RANK = 0
-"""Both ranks of a question, so that it can be taken for a request for metadata."""
+"""Both ranks of a query, so that it looks like a request for metadata."""
 _MAX_MESSAGE_BYTES = 1 << 20
-"""A question has some 50 bytes for each read."""
+"""A query has some 50 bytes for each read."""
 _POLL_MS = 1000
-"""How often a listener looks whether it is to end."""
+"""How often a listener checks whether to end."""
 _MAX_CONNECTIONS = 512
-"""Sources that a reader stays connected to: those it asked last."""
+"""Sources that a reader stays connected to: the most recently queried."""
 
 
 class _LeaseQuery(msgspec.Struct, array_like=True, frozen=True):
@@ -58,19 +57,19 @@ _reply_decoder = msgspec.msgpack.Decoder(_LeaseReply)
 
 
 class KeptLeases:
-    """The finished prefill legs whose blocks a source keeps; changed and read by two threads."""
+    """The finished prefill legs whose blocks a source keeps. Thread-safe."""
 
     def __init__(self) -> None:
         self._leg_ids: set[str] = set()
         self._lock = threading.Lock()
 
     def add(self, leg_id: str) -> None:
-        """The blocks of this leg are kept from now on."""
+        """Record that this leg's blocks are kept from now on."""
         with self._lock:
             self._leg_ids.add(leg_id)
 
     def remove(self, leg_ids: Iterable[str]) -> None:
-        """The blocks of these legs are about to be freed, whatever for."""
+        """Record that these legs' blocks are about to be freed, for any reason."""
         with self._lock:
             self._leg_ids.difference_update(leg_ids)
 
@@ -83,7 +82,7 @@ class KeptLeases:
 def reply_to(
     message: bytes, *, metadata: Mapping[tuple[int, int], bytes], leases: KeptLeases
 ) -> bytes | None:
-    """The answer to one message at a side channel; None to one that cannot be read."""
+    """The answer to a message at a side channel; None if it cannot be decoded."""
     try:
         verb, pipeline_rank, tensor_rank = _request_decoder.decode(message)
         if verb.startswith(_LEASE_QUERY_VERB):
@@ -104,9 +103,9 @@ def listen(
     stop: threading.Event,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Answer at a source's side channel until `stop`: requests for metadata, and questions.
+    """Answer requests for metadata and lease queries at a source's side channel until `stop`.
 
-    vLLM's own listener ends at the first message that it cannot read. This one ignores it.
+    vLLM's own listener ends at the first message that it cannot decode; this listener ignores it.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
@@ -126,7 +125,7 @@ def listen(
             if reply is None:
                 logger.warning("side channel %s: ignored a message that is no request", address)
                 continue
-            # vLLM reads the clock to know how far apart two engines' are.
+            # vLLM reads the clock to learn the offset between two engines' clocks.
             clock_frame = msgspec.msgpack.encode(clock())
             socket.send_multipart((parts[0], b"", reply, clock_frame), flags=zmq.DONTWAIT)
     finally:
@@ -134,10 +133,10 @@ def listen(
 
 
 class CompletedRead(NamedTuple):
-    """A read that has ended, and what it was of."""
+    """A read that has ended, by both sides' ids."""
 
     request_id: str
-    """The reader's own."""
+    """The reader's."""
     leg_id: str
     """The source's."""
 
@@ -172,9 +171,9 @@ class LeaseQueries:
         self._open_request_ids.add(read.request_id)
 
     def poll_replies(self, *, wait_s: float) -> dict[str, bool]:
-        """Whether the blocks were kept, by the reader's request, of those that are known now.
+        """Whether the blocks were kept, by request id, for all queries that are decided now.
 
-        Waits for open questions for `wait_s`, and no longer than for the first that is answered.
+        Waits for answers for `wait_s`, or until the first arrives.
         """
         self._send()
         results: dict[str, bool] = {}
@@ -186,7 +185,7 @@ class LeaseQueries:
         return results
 
     def close(self) -> None:
-        """Close all connections; open questions stay without an answer."""
+        """Close all connections; open queries stay without an answer."""
         self._context.destroy(linger=0)
 
     def _send(self) -> None:
@@ -208,7 +207,7 @@ class LeaseQueries:
             _configure_socket(socket, address)
             socket.connect(address)
             self._poller.register(socket, zmq.POLLIN)
-        self._sockets[address] = socket  # those asked last come last
+        self._sockets[address] = socket  # the most recently queried are last
         if len(self._sockets) > _MAX_CONNECTIONS:
             oldest = self._sockets.pop(next(iter(self._sockets)))
             self._poller.unregister(oldest)

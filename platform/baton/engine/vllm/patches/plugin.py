@@ -1,23 +1,19 @@
-"""What runs inside each engine process that baton started, before the engine does.
+"""Setup of each engine process that baton started, before the engine runs.
 
 Theory of operation: vLLM calls `install` (entry point group `vllm.general_plugins`) once in every
-process that plays a part in an engine: the one that asks for it, EngineCore, and each worker. The
-adapter marks its engines with an environment variable that holds its own process' name, so that
-`install` can tell an engine process of ours from a stranger's and from the asking process itself.
+process of an engine: the client's, EngineCore, and each worker. The adapter marks its engines with
+an environment variable that holds its own process' name. So `install` can tell an engine process of
+baton from other engines' and from the client's process.
 
-An engine process that outlives its parent keeps its memory and its side-channel port for ever:
-vLLM's own shutdown runs in the parent and so never after SIGKILL. Linux delivers a signal of our
-choice at the parent's death instead. Two traps:
+An engine process that outlives its parent keeps its memory and its side-channel port forever:
+vLLM's own shutdown runs in the parent, and so never after SIGKILL. Linux can deliver a signal at
+the parent's death instead, with two caveats:
 
-- the signal comes when the *thread* that started the process ends, hence the adapter starts the
-  engine from a thread that lives as long as the engine;
-- a parent that died before we asked sends nothing, hence the look at the parent's id afterwards.
+- the signal comes when the *thread* that started the process ends, hence the adapter starts
+  the engine from a thread that lives as long as the engine;
+- a parent that died before the request sends nothing, hence the later check of its id.
 
-On the same occasion rows of `table` are installed: the process learns to take up resumed legs (see
-`resume_patch`), to say what is wrong
-with requests that it refuses (see `refusals`), how its KV cache works (see `cache_report`), and to
-keep steps short that streams wait for (see `step_budget`). Its workers say what carries their pulls
-(see `rank_reports`).
+`install` also applies the rows of `table` for engine processes.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def install() -> None:
-    """Make this process an engine's of ours; nothing at all outside baton's engines."""
+    """Set up this process as an engine's; does nothing outside baton's engines."""
     if os.environ.get(OWNER_ENV_VAR) in {None, process_name()}:
         return
     parent = multiprocessing.parent_process()

@@ -1,16 +1,16 @@
-"""Requests that EngineCore itself finds to be wrong, told from those that it failed at.
+"""Requests that EngineCore itself finds invalid, told from its own failures.
 
-Theory of operation: vLLM ends a request whose parameters it cannot prepare, or whose grammar does
-not compile, with the very word that it has for its own failures, and keeps the reason in its log.
-Each other engine would do the same. So in engine processes of ours, where vLLM still has the
-exception in hand, the last output says what it was, in its stop reason, which has no use there:
+Theory of operation: vLLM ends a request with invalid parameters, or with a grammar that does not
+compile, like its own failures, and keeps the reason in its log. Each other engine would do the
+same. So in baton's engine processes, while vLLM still has the exception, the last output gets the
+reason as its stop reason, which has no other use there:
 
 - `EngineCoreProc._handle_request_preproc_error` is called while the exception is handled;
-- `Scheduler.update_from_output` ends those whose grammars did not compile, which it has by id.
+- `Scheduler.update_from_output` ends requests whose grammars did not compile, which it has by id.
 
-What the exception is says whose fault it was (`reason_of`). vLLM promises none of this;
-`find_incompatibility` looks before anything is replaced (row `REFUSALS` of `table`). Without it
-such requests are tried again elsewhere, within the bounds that hold for failures.
+The exception tells whose fault it was (`reason_of`). These are private names of vLLM, so
+`find_incompatibility` checks them first (row `REFUSALS` of `table`). Without the patch, such
+requests are retried elsewhere, within the limits for failures.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, TypeAlias
 from vllm.exceptions import VLLMClientError
 
 from baton.domain.request import FinishReason
-from baton.engine.vllm.wire.stop_reasons import STOP_REASON_MARKS
+from baton.engine.vllm.wire.keys import STOP_REASON_MARKS
 from baton.runtime.patch import wrap_attribute
 from baton.runtime.patch_guards import first_incompatibility
 
 _TRANSIENT_ERRORS = (MemoryError, OSError)
-"""Of the machine, at that moment: another engine may do better."""
+"""Of the machine, at that moment: another engine may succeed."""
 _REQUEST_ERRORS = (VLLMClientError, ValueError, OverflowError, TimeoutError)
-"""What is raised for what somebody asked for; to compile a grammar may take too long."""
+"""Errors that a request causes; the compilation of a grammar may also time out."""
 _MAX_WHY_CHARS = 300
 _INSTALLED_MARK = "_baton_says_why"
 
@@ -38,9 +38,10 @@ Method: TypeAlias = Callable[..., Any]
 
 
 def reason_of(error: BaseException, *, compiling: bool = False) -> str | None:
-    """What an output says of an exception; None where another engine may well do better.
+    """The stop reason for an exception; None where another engine may well succeed.
 
-    While a grammar is compiled, compilers raise whatever they like for what is wrong with it.
+    With `compiling`, any exception is the request's fault: compilers of grammars raise various
+    types.
     """
     if isinstance(error, _TRANSIENT_ERRORS) and not isinstance(error, TimeoutError):
         return None
@@ -50,13 +51,13 @@ def reason_of(error: BaseException, *, compiling: bool = False) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line that fits into an answer."""
+    """An exception's text, in one line that fits into an answer."""
     line = str(error).strip().partition("\n")[0] or type(error).__name__
     return line[:_MAX_WHY_CHARS]
 
 
 def apply() -> None:
-    """Have the engine of this process say why. Idempotent."""
+    """Have the engine of this process report reasons. Idempotent."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
     from vllm.v1.engine import FinishReason as EngineFinishReason
@@ -80,7 +81,7 @@ def apply() -> None:
 
 
 def find_incompatibility(core: type, scheduler: type) -> str | None:
-    """Why vLLM's methods are not as they were when this was written; None where they are."""
+    """Why vLLM's methods have changed, or None."""
     return first_incompatibility(
         (core, "_handle_request_preproc_error", ("_send_error_outputs_to_client",)),
         (scheduler, "update_from_output", ("grammar_compile_error_reqs", "finish_requests")),
@@ -88,7 +89,7 @@ def find_incompatibility(core: type, scheduler: type) -> str | None:
 
 
 def wrap_preprocess_error(method: Method, make_error_outputs: Callable[[str, str], Any]) -> Method:
-    """`EngineCoreProc._handle_request_preproc_error` that says why.
+    """`EngineCoreProc._handle_request_preproc_error` with a reason.
 
     `make_error_outputs` makes the message.
     """
@@ -108,7 +109,7 @@ def wrap_preprocess_error(method: Method, make_error_outputs: Callable[[str, str
 
 
 def wrap_grammar_errors(method: Method) -> Method:
-    """`Scheduler.update_from_output` that says why grammars did not compile."""
+    """`Scheduler.update_from_output` with reasons of grammars that did not compile."""
 
     @functools.wraps(method)
     def wrapped(scheduler: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vllm is not followed

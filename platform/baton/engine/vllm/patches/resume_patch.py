@@ -1,24 +1,23 @@
-"""What makes a vLLM engine take up a resumed leg with all the state of its sampling.
+"""Resume in a vLLM engine: a resumed leg keeps all its sampling state.
 
-Theory of operation: a resumed leg brings what was generated elsewhere at the end of its prompt, and
-says how many tokens that are (`RESUMED_TOKENS_ARG`). vLLM has no request that arrives with output,
-but it has one that goes on with output: one that it put back to wait. So `apply`, which runs in
-each process of an engine before its first request (see `plugin`), makes the one into the other:
+Theory of operation: a resumed leg has tokens that were generated elsewhere at the end of its
+prompt, and `RESUMED_TOKENS_ARG` says how many. vLLM has no request that arrives with output, but it
+has preempted requests, which continue with output. So `apply`, which runs in each process of an
+engine before its first request (see `plugin`), makes the former into the latter:
 
-- the scheduler's request gets those ids as its output (`restore`): length bounds, stop tokens,
-  repetition detection and the KV cache then go by them as ever;
+- the scheduler's request gets those ids as its output (`restore`); length bounds, stop tokens,
+  repetition detection and the KV cache then use them;
 - its grammar reads them when it is compiled (`advance_grammar`);
-- the model runner's state gets them as its output: penalties, bad words and `min_tokens` go by
-  that. vLLM's newer runner does this by itself, and derives a seed's draws from positions;
+- the model runner's state gets them as its output, for penalties, bad words and `min_tokens`.
+  vLLM's newer runner does this by itself, and derives a seed's draws from positions;
 - a seed's generator draws once for each of them, by the sampler's own code, before it draws for the
   first new token (`ReplayableGenerator`).
 
-vLLM promises none of what this hangs on. `find_incompatibility` tries it out on vLLM's own objects
-first; where something does not fit, nothing is replaced and the engine says when asked
-(`TAKES_UP_CALL`) that it does not take up. Nothing here touches a request that is not resumed, but
-for one thing: a prompt that is computed in parts has vLLM undo a draw after each, which generators
-on a CPU cannot, and the engine dies of it. Resumes make such prompts likely, many at a time; so
-here these can.
+These are private names of vLLM. `find_incompatibility` first tries them on vLLM's own objects; if
+something does not fit, nothing is replaced and the engine reports no support
+(`RESUME_SUPPORT_CALL`). Requests that are not resumed stay unchanged, with one exception. When a
+prompt is computed in parts, vLLM undoes a draw after each part. Generators on a CPU cannot, and the
+engine dies. Resumes make such prompts likely, so these generators can.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from vllm.v1.worker.worker_base import WorkerBase
 
-from baton.engine.vllm.wire.resume_keys import (
+from baton.engine.vllm.wire.keys import (
     RESUME_SUPPORT_CALL,
     RESUMED_IDS_ARG,
     RESUMED_TOKENS_ARG,
@@ -67,16 +66,16 @@ Draw: TypeAlias = Callable[..., Any]
 
 
 class ReplayableGenerator(torch.Generator):  # type: ignore[misc]  # torch is not followed
-    """A seed's generator that may owe draws, and whose last draw can be undone on a CPU, too."""
+    """A seed's generator with pending draws, whose last draw can be undone on a CPU, too."""
 
     pending_draws = 0
     """One for each token that was generated elsewhere."""
     _previous_state: torch.Tensor | None = None
-    """Its state before its last draw; on a CPU only."""
+    """Before its last draw; on a CPU only."""
 
     @classmethod
     def copy_of(cls, generator: torch.Generator, *, pending_draws: int) -> ReplayableGenerator:
-        """One in the state of another."""
+        """Make a generator in the state of another."""
         copy = cls(device=generator.device)
         copy.set_state(generator.get_state())
         copy.pending_draws = pending_draws
@@ -84,20 +83,20 @@ class ReplayableGenerator(torch.Generator):  # type: ignore[misc]  # torch is no
 
     @property
     def is_counter_based(self) -> bool:
-        """Whether it is a counter, as on a GPU, that each draw for one row advances by the same."""
+        """Whether each draw for a row advances a counter by the same, as on a GPU."""
         return bool(self.device.type != "cpu")
 
     def save_before_draw(self) -> None:
-        """A draw comes that may have to be undone."""
+        """Save the state for an undo."""
         if not self.is_counter_based:
             self._previous_state = self.get_state()
 
     def get_offset(self) -> int:
-        """Where it is; on a CPU always 0, so that what is below that undoes a draw."""
+        """The counter; on a CPU always 0, so that any lower offset undoes a draw."""
         return int(super().get_offset()) if self.is_counter_based else 0
 
     def set_offset(self, offset: int) -> None:
-        """Be there; on a CPU, undo the last draw."""
+        """Set the counter; on a CPU, undo the last draw."""
         if self.is_counter_based:
             super().set_offset(offset)
         elif self._previous_state is not None:
@@ -106,7 +105,7 @@ class ReplayableGenerator(torch.Generator):  # type: ignore[misc]  # torch is no
 
 # ------------------------------------------------------------------ scheduler
 def restore(request: Request) -> None:
-    """Make the last tokens of a resumed leg's prompt its output; others stay as they are."""
+    """Make the last tokens of a resumed leg's prompt its output; other requests stay unchanged."""
     extra = request.sampling_params and request.sampling_params.extra_args
     count = extra.pop(RESUMED_TOKENS_ARG, 0) if extra else 0
     if not count:
@@ -115,7 +114,8 @@ def restore(request: Request) -> None:
     request.prompt_token_ids, output = tokens[:-count], tokens[-count:]
     request.num_prompt_tokens = len(request.prompt_token_ids)
     request._output_token_ids.extend(output)  # noqa: SLF001 - as its constructor fills it
-    # vLLM asserts that no more of a new request is cached than its prompt; here, output may be.
+    # vLLM asserts that a new request has no more cached tokens than its prompt; here, output may
+    # be.
     request.prefill_stats = None
     extra[RESUMED_IDS_ARG] = output
 
@@ -123,12 +123,12 @@ def restore(request: Request) -> None:
 def advance_grammar(
     manager: StructuredOutputManager, request: Request, grammar: StructuredOutputGrammar
 ) -> None:
-    """Have a grammar read what was generated elsewhere, from where it began to hold.
+    """Have a grammar read the tokens that were generated elsewhere, from where it applies.
 
-    As `StructuredOutputManager.accept_tokens` would, had the tokens come out of one step.
+    As `StructuredOutputManager.accept_tokens` does for the tokens of a step.
 
     Raises:
-        ValueError: the tokens are none of the grammar's; the request then ends in an error.
+        ValueError: the grammar does not accept them; the request then ends in an error.
     """
     tokens = resumed_ids(request.sampling_params)
     if not tokens:
@@ -137,7 +137,7 @@ def advance_grammar(
         request, tokens, spec_tokens_committed=True
     )
     if constraint_start > len(tokens):
-        return  # the model still reasons
+        return  # the model is still reasoning
     request.structured_output_request.reasoning_ended = True
     if not grammar.accept_tokens(request.request_id, tokens[constraint_start:]):
         raise ValueError(
@@ -147,7 +147,7 @@ def advance_grammar(
 
 
 def resumed_ids(params: SamplingParams | None) -> list[int]:
-    """What was generated elsewhere for a request that was taken up."""
+    """The tokens of a resumed request that were generated elsewhere."""
     extra = None if params is None else params.extra_args
     ids: list[int] = extra.get(RESUMED_IDS_ARG, []) if extra else []
     return ids
@@ -164,7 +164,7 @@ def restore_state(state: CachedRequestState) -> None:
 
 
 def replay_pending_first(draw: Draw) -> Draw:
-    """A sampler's `forward` that makes up first for what its generators owe."""
+    """A sampler's `forward` that first replays its generators' pending draws."""
 
     @functools.wraps(draw)
     def replay_and_draw(
@@ -185,7 +185,7 @@ def replay_pending_first(draw: Draw) -> Draw:
 
 
 def _replay_pending(draw: Draw, logits: torch.Tensor, generator: ReplayableGenerator) -> None:
-    """Draw what is owed, and throw it away."""
+    """Make the pending draws, and discard them."""
 
     def draw_once() -> None:
         draw(logits.clone(), {0: generator}, None, None)
@@ -203,7 +203,7 @@ def _replay_pending(draw: Draw, logits: torch.Tensor, generator: ReplayableGener
 
 # ------------------------------------------------------------------ installing
 def find_incompatibility() -> str | None:
-    """What in this vLLM is not as it must be; None where everything fits."""
+    """How the installed vLLM differs from the expected one, or None."""
     try:
         for owner, name, expected in _SHAPES:
             parameters = tuple(inspect.signature(getattr(owner, name)).parameters)
@@ -244,13 +244,13 @@ def _try_restore() -> str | None:
 
 
 def apply() -> None:
-    """Have this process take up resumed legs. Idempotent."""
+    """Have this process resume legs. Idempotent."""
     if not hasattr(WorkerBase, _MARK):
         _replace()
         setattr(WorkerBase, _MARK, True)
         setattr(WorkerBase, RESUME_SUPPORT_CALL, lambda _worker: True)
     core = sys.modules.get(_ENGINE_CORE)
-    if core is not None:  # the process that holds the scheduler
+    if core is not None:  # the process with the scheduler
         setattr(
             core.EngineCore,
             RESUME_SUPPORT_CALL,

@@ -1,15 +1,14 @@
-"""Steps that streams wait for, kept shorter than those that only prompts wait for.
+"""A smaller token budget for steps that streams wait for.
 
-Theory of operation: vLLM has one budget of tokens for every step. A large one computes prompts
-faster; a stream that runs beside them waits for as long as such a step takes. A pool that decodes
-gets a small one, and is slow at prompts when its replicas are asked to prefill: in a flip, or with
-prompts that are deflected to idle ones. Here a step has the small budget while anybody decodes, and
-all of vLLM's otherwise. Nothing has to be told when roles change, and what decodes on through a
-flip keeps its pace.
+Theory of operation: vLLM has a token budget for every step. A large one computes prompts faster,
+but a stream beside them waits for the whole step. A decode pool gets a small budget, and is slow at
+prompts after a role change or for prompts that are deflected to idle replicas. Here a step has the
+small budget while any request decodes, and vLLM's budget otherwise. Role changes need no notice,
+and streams that outlive one keep their pace.
 
-vLLM's scheduler reads its budget, an attribute, as it begins to choose a step, so it is lowered
-around that (`with_decode_budget`). vLLM promises neither; the row `STEP_BUDGET` of `table` looks
-before anything is replaced, and an engine that should have had two budgets does not start with one.
+vLLM's scheduler reads its budget, an attribute, when it begins to choose a step, so
+`with_decode_budget` lowers it around that. The row `STEP_BUDGET` of `table` checks these private
+names, and an engine whose second budget cannot work does not start.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DECODE_BUDGET_VARIABLE = "BATON_MAX_NUM_BATCHED_TOKENS_WHILE_DECODING"
-"""Set in the environment of engine processes that have two budgets: the smaller one."""
+"""In the environment of engine processes with two budgets: the smaller one."""
 
 _MARK = "_baton_decode_budget"
 _BUDGET = "max_num_scheduled_tokens"
 
 
 class RequestLike(Protocol):
-    """What of vLLM's request this needs. Source: vLLM 0.32, v1/request.py."""
+    """The part of vLLM's request that this needs. Source: vLLM 0.32, v1/request.py."""
 
     max_tokens: int
     is_prefill_chunk: bool
 
 
 class SchedulerLike(Protocol):
-    """What of vLLM's scheduler this needs. Source: vLLM 0.32, v1/core/sched/scheduler.py."""
+    """The part of its scheduler that this needs. Source: vLLM 0.32, v1/core/sched/scheduler.py."""
 
     running: Sequence[RequestLike]
     max_num_scheduled_tokens: int
@@ -50,7 +49,7 @@ Schedule: TypeAlias = Callable[..., object]
 
 def apply(max_num_batched_tokens_while_decoding: int) -> None:
     """Have the schedulers of this process keep to it. Idempotent."""
-    # Only here: a caller that needs the variable's name need not load vLLM's scheduler.
+    # Only here: a caller that needs only the variable's name does not load vLLM's scheduler.
     from vllm.v1.core.sched.scheduler import Scheduler
 
     if not hasattr(Scheduler.schedule, _MARK):
@@ -59,7 +58,7 @@ def apply(max_num_batched_tokens_while_decoding: int) -> None:
 
 
 def find_incompatibility(scheduler: type, request: type) -> str | None:
-    """Why that scheduler's budget cannot be lowered for a step; None where it can."""
+    """Why that scheduler's budget cannot be lowered for a step, or None."""
     return first_incompatibility(
         (scheduler, "__init__", ("running", _BUDGET)),
         (scheduler, "schedule", ("running", _BUDGET)),
@@ -88,16 +87,19 @@ def with_decode_budget(schedule: Schedule, max_num_batched_tokens_while_decoding
 
 
 def is_streaming(request: RequestLike) -> bool:
-    """Whether somebody waits for a running request's next token.
+    """Whether a stream waits for a running request's next token.
 
-    Not one that still computes its prompt; nor one that ends with its first token, as those do
-    whose blocks another engine will fetch: with steps prepared ahead it runs on for one more.
+    Not while it computes its prompt. Nor if it ends with its first token, like a prefill leg: with
+    asynchronous scheduling it runs for one more step.
     """
     return not request.is_prefill_chunk and request.max_tokens > 1
 
 
 class LimitsLike(Protocol):
-    """What of vLLM's scheduler configuration this needs. Source: vLLM 0.32, config/scheduler.py."""
+    """The part of vLLM's scheduler configuration that this needs.
+
+    Source: vLLM 0.32, config/scheduler.py.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -108,11 +110,10 @@ class LimitsLike(Protocol):
 def limits_problem(
     max_num_batched_tokens_while_decoding: int, limits: LimitsLike, *, tokens_per_stream: int = 1
 ) -> str | None:
-    """Why an engine with such limits cannot keep to it; None where it can.
+    """Why an engine with such limits cannot keep to the budget, or None.
 
-    Streams need `tokens_per_stream` of a step. A prompt that may not be cut would wait for the
-    last of them; one whose pieces are bounded lets streams be admitted behind it, which get what
-    it leaves.
+    Streams need `tokens_per_stream` of a step. Without chunked prefill a prompt would wait for the
+    last stream. With bounded chunks, streams admitted behind a prompt get the rest of the budget.
     """
     subject, min_tokens = (
         f"max_num_batched_tokens_while_decoding is {max_num_batched_tokens_while_decoding}",
@@ -138,7 +139,7 @@ def limits_problem(
 
 
 def scheduler_problem(max_num_batched_tokens_while_decoding: int, scheduler: type) -> str | None:
-    """Why an engine with that class of scheduler would not keep to it; None where it would."""
+    """Why an engine with that class of scheduler would not keep to the budget, or None."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 

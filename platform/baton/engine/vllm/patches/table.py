@@ -1,7 +1,7 @@
 """Every coupling of baton to private names of vLLM, and of the packages of its API server.
 
 A row is checked where it is installed, or where its names are first called. `baton doctor` prints
-all of them. Guards import vLLM when they are called; importing this module imports nothing of it.
+all rows. Guards import vLLM when they are called; importing this module does not.
 """
 
 from __future__ import annotations
@@ -318,15 +318,15 @@ def _apply_refusals() -> None:
 
 
 def _apply_cache_report() -> None:
-    from baton.engine.vllm.patches import cache_report
+    from baton.engine.vllm.patches import engine_reports
 
-    cache_report.apply()
+    engine_reports.apply_cache_report()
 
 
 def _apply_rank_reports() -> None:
-    from baton.engine.vllm.patches import rank_reports
+    from baton.engine.vllm.patches import engine_reports
 
-    rank_reports.apply()
+    engine_reports.apply_rank_reports()
 
 
 def _step_budget_guard() -> str | None:

@@ -1,40 +1,39 @@
-"""vLLM's EngineCore messages to and from our own values.
+"""vLLM's EngineCore messages to and from baton's values.
 
-Theory of operation: a client's request is tokenized by vLLM's API server and arrives as an
-`EngineCoreRequest`. `FrontendCodec.decode_request` takes from it what the brain must know and seals
-the rest in `Request.payload`. Whoever runs a leg of it opens the payload with
-`EngineCodec.encode_leg` and gets a request for that engine; what the engine answers becomes a
-`LegOutput` (`EngineCodec.decode_output`) and, at the frontend again, an `EngineCoreOutput`
-(`FrontendCodec.encode_delivery`).
+Theory of operation: vLLM's API server tokenizes a client's request and sends an
+`EngineCoreRequest`. `FrontendCodec.decode_request` reads the fields that the brain needs and seals
+the rest in `Request.payload`. `EngineCodec.encode_leg` opens the payload and makes a request for an
+engine. The engine's answer becomes a `LegOutput` (`EngineCodec.decode_output`) and, at the
+frontend, an `EngineCoreOutput` (`FrontendCodec.encode_delivery`).
 
-Both ends hold codecs that stash buffers while they work: one instance per thread.
+Codecs stash buffers while they work: one instance per thread.
 
-Two keys of a client's request are never passed on, because they name hosts to fetch memory from
-or steer caches: `kv_transfer_params` / `ec_transfer_params` and `kv_hints`. Who asks comes with the
-sampling parameters (`identity`) and goes no further; the cache salt becomes that of the caller
-here, so that an engine and an index mean the same by it.
-
-Of an adapter only its name travels, beside the payload: where it is kept is for each engine to say.
+Some keys of a client's request name hosts to fetch memory from, or steer caches:
+`kv_transfer_params`, `ec_transfer_params` and `kv_hints`. They are never passed on. The caller
+comes with the sampling parameters (`identity`) and goes no further. The cache salt becomes the
+caller's here, so that an engine and an index agree on it. Of an adapter only its name travels: each
+engine knows its own path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import FinishReason as EngineFinishReason
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from baton.control.fleet.adapter_registry import RuntimeAdapter, adapter_key
 from baton.domain.commands import Delivery
 from baton.domain.handoff import CacheUse, KvHandle, Leg, LegKind, LegOutput, LegTimes
 from baton.domain.names.trace_context import TraceContext, span_id, trace_headers
 from baton.domain.request import FinishReason, LocalOnlyReason, Request
 from baton.domain.value import evolve
-from baton.engine.vllm.wire.adapter_ids import fleet_adapter_name
 from baton.engine.vllm.wire.identity import (
     IDENTITY_ARGS,
     Caller,
@@ -43,9 +42,12 @@ from baton.engine.vllm.wire.identity import (
     scoped_salt,
     trace_of,
 )
-from baton.engine.vllm.wire.kv_handles import make_kv_handle, pull_params, release_params
-from baton.engine.vllm.wire.resume_keys import RESUME_ARGS, RESUMED_TOKENS_ARG
-from baton.engine.vllm.wire.stop_reasons import parse_stop_reason
+from baton.engine.vllm.wire.keys import (
+    PREFIX_TOKENS_KEY,
+    RESUME_ARGS,
+    RESUMED_TOKENS_ARG,
+    parse_stop_reason,
+)
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 KV_PARAMS_KEY = "kv_transfer_params"
@@ -78,10 +80,29 @@ _DETAIL_FIELDS = tuple(
 )
 _FROM_ENGINE = {reason: FinishReason(str(reason)) for reason in EngineFinishReason}
 _TO_ENGINE = {ours: theirs for theirs, ours in _FROM_ENGINE.items()}
+_FIRST_ID = 1 << 20
+"""Ids of adapters in the configuration count from 1."""
+_NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Source(msgspec.Struct):
+    """The fields that vLLM needs of a pull's source; vLLM checks fewer, and then waits forever."""
+
+    do_remote_prefill: Literal[True]
+    remote_engine_id: _NonEmpty
+    remote_request_id: _NonEmpty
+    remote_host: _NonEmpty
+    remote_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    remote_block_ids: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
+    tp_size: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class UnusableKvHandle(ValueError):
+    """A KV handle from which this prompt can fetch nothing; the prompt is computed instead."""
 
 
 class UnsupportedRequest(ValueError):
-    """A request that no baton engine can run; the frontend should answer it with an error."""
+    """A request that no baton engine can run; the frontend answers it with an error."""
 
     def __init__(self, request_id: str, why: str) -> None:
         super().__init__(request_id, why)
@@ -93,18 +114,20 @@ class UnsupportedRequest(ValueError):
 
 
 Identify: TypeAlias = Callable[[EngineCoreRequest], tuple[Caller, TraceContext | None]]
-"""Says who asks, and in which trace; may take from a request what its client may not say. Raises
-`UnsupportedRequest` for one that nobody asked in a way that counts."""
+"""Returns the caller and the trace of a request, and may remove fields that clients must not set.
+
+Raises `UnsupportedRequest` without a valid caller.
+"""
 
 
 def identify_by_gate(request: EngineCoreRequest) -> tuple[Caller, TraceContext | None]:
-    """As the gate before vLLM's Python frontend wrote it into the sampling parameters."""
+    """The caller and trace that the gate wrote into the sampling parameters."""
     extra_args = request.sampling_params.extra_args
     return caller_of(extra_args), trace_of(extra_args)
 
 
 class FrontendCodec:
-    """The end at the frontend: requests out of frames, outputs out of deliveries."""
+    """The frontend's end: requests from frames, outputs from deliveries."""
 
     def __init__(
         self,
@@ -113,12 +136,12 @@ class FrontendCodec:
         supports_resume: bool = True,
         identify: Identify = identify_by_gate,
     ) -> None:
-        """Take what holds for every engine.
+        """Take the facts that hold for every engine.
 
         Args:
             max_len_tokens: The context of the model.
-            supports_resume: Whether engines take up resumed legs with all state of their sampling.
-            identify: Who asks, by the frontend that is at this end.
+            supports_resume: Whether engines restore all sampling state of resumed legs.
+            identify: Finds the caller; depends on the frontend.
         """
         self._max_len_tokens = max_len_tokens
         self._supports_resume = supports_resume
@@ -139,11 +162,10 @@ class FrontendCodec:
         return request
 
     def decode_request(self, engine_request: EngineCoreRequest, *, now_s: float) -> Request:
-        """Our request out of vLLM's, which is taken apart: it and its parameters are ours now.
+        """Baton's request from vLLM's, which is modified and must not be used again.
 
         Raises:
-            UnsupportedRequest: not a generation request, or one whose input is not complete, or
-                that nobody asked.
+            UnsupportedRequest: no generation request, incomplete input, or no valid caller.
         """
         request_id = engine_request.request_id
         params = engine_request.sampling_params
@@ -164,7 +186,7 @@ class FrontendCodec:
         engine_request.cache_salt = scoped_salt(caller.cache_scope, engine_request.cache_salt)
         _strip_untrusted(engine_request, params)
         if trace is not None and trace.sampled:
-            # Engines repeat them with every output, so only where somebody will look at them.
+            # Engines repeat them with every output, so only sampled traces pay for them.
             own_span_id = span_id(trace.trace_id, request_id)
             engine_request.trace_headers = trace_headers(trace, own_span_id)
         engine_request.prompt_token_ids = None
@@ -180,8 +202,8 @@ class FrontendCodec:
             tenant=caller.tenant,
             slo_class=caller.slo_class,
             cache_salt=salt_name(engine_request.cache_salt),
-            adapter=None if adapter is None else fleet_adapter_name(adapter),
-            # Engines look for no prefix of a prompt whose log probabilities are asked for.
+            adapter=None if adapter is None else _fleet_adapter_name(adapter),
+            # Engines do not look up prefixes of prompts whose log probabilities a client asks for.
             fan_out_id=None
             if local_only is LocalOnlyReason.PROMPT_LOGPROBS
             else _parent_id(engine_request),
@@ -194,7 +216,7 @@ class FrontendCodec:
     def encode_delivery(
         self, delivery: Delivery, *, prompt_tokens: int | None = None
     ) -> EngineCoreOutput:
-        """The output to send to the frontend; `prompt_tokens` only feeds its prompt statistics."""
+        """The output for the frontend; `prompt_tokens` only feeds its prompt statistics."""
         request_id, token_ids, finish = delivery.request_id, delivery.token_ids, delivery.finish
         cached_tokens, detail = delivery.cached_tokens, delivery.engine_payload
         if finish is None and cached_tokens is None and detail is None:
@@ -221,7 +243,7 @@ class FrontendCodec:
 
 
 class EngineCodec:
-    """The end at the engine: engine requests out of legs, outputs out of what it answers."""
+    """The engine's end: engine requests from legs, outputs from its answers."""
 
     def __init__(self) -> None:
         self._request_decoder = MsgpackDecoder(EngineCoreRequest)
@@ -230,12 +252,12 @@ class EngineCodec:
     def encode_leg(self, leg: Leg, *, supports_resume: bool = True) -> EngineCoreRequest:
         """The request for `leg` to an engine that may resume legs (`patches.resume_patch`).
 
-        A leg without a payload gets the likeliest tokens; one whose ticket covers the front of its
-        prompt only fetches that and computes the rest.
+        A leg without a payload is sampled greedily. A KV handle may cover only the front of the
+        prompt.
 
         Raises:
-            ValueError: the leg contradicts itself, or this engine could not run it rightly.
-            msgspec.MsgspecError: its payload or its ticket is none of vLLM's.
+            ValueError: the leg contradicts itself, or this engine cannot run it correctly.
+            msgspec.MsgspecError: its payload or its KV handle is not vLLM's.
         """
         if leg.min_tokens > leg.max_tokens:
             raise ValueError(
@@ -247,7 +269,7 @@ class EngineCodec:
             raise ValueError(f"leg {leg.leg_id}: its payload has no sampling parameters")
         salt = salt_name(leg.cache_salt)
         if salt not in (None, salt_name(request.cache_salt)):
-            # Placement believed in prefixes under one salt, the engine would look under another.
+            # Otherwise placement would count on prefixes under another salt than the engine's.
             raise ValueError(f"leg {leg.leg_id}: its cache salt is not that of its payload")
         request.request_id = request.external_req_id = leg.leg_id
         request.prompt_token_ids = list(leg.prompt_token_ids) or None
@@ -262,11 +284,11 @@ class EngineCodec:
                     )
                 else:
                     request.sampling_params = params = _prefill_params(params)
-                    # Output constraints are the decode leg's affair.
+                    # Output constraints concern only the decode leg.
                     request.reasoning_ended = request.reasoning_parser_kwargs = None
                 _set_kv_params(params, PREFILL_KV_PARAMS)
             case LegKind.DECODE:
-                _set_kv_params(params, pull_params(leg, supports_resume=supports_resume))
+                _set_kv_params(params, _pull_params(leg, supports_resume=supports_resume))
                 _set_length_limits(params, leg, supports_resume=supports_resume)
             case LegKind.LOCAL:
                 _set_length_limits(params, leg, supports_resume=supports_resume)
@@ -279,10 +301,10 @@ class EngineCodec:
     def decode_output(
         self, output: EngineCoreOutput, *, prompt_tokens: int, times: LegTimes | None = None
     ) -> LegOutput:
-        """What `output` says, in our words; what we have no word for goes into `detail`.
+        """An output of the engine; fields without a counterpart go into `detail`.
 
-        `prompt_tokens` is the length of the leg's prompt: what a ticket is for. The `times` of a
-        leg are told over several outputs, so whoever has seen them all gives them.
+        `prompt_tokens` is the length of the leg's prompt, which a KV handle covers. Times arrive
+        over several outputs, so the caller collects them.
         """
         finish_reason = output.finish_reason
         stats = output.prefill_stats
@@ -298,7 +320,7 @@ class EngineCodec:
             tuple(output.new_token_ids),
             finish,
             stop_reason,
-            make_kv_handle(output.kv_transfer_params, prompt_tokens),
+            _make_kv_handle(output.kv_transfer_params, prompt_tokens),
             None if stats is None else stats.num_cached_tokens,
             self._detail(output),
             times,
@@ -309,11 +331,11 @@ class EngineCodec:
         fields = {}
         for name in _DETAIL_FIELDS:
             value = getattr(output, name)
-            # Not by truth: tensors and arrays have none.
+            # No truth test: tensors and arrays have no truth value.
             if value is not None and not (type(value) is int and value == 0):
                 fields[name] = value
         if output.finish_reason is not None and output.trace_headers:
-            # The engine repeats them in every output; the frontend reads the last one's.
+            # The engine repeats them in every output; the frontend reads those of the last.
             fields["trace_headers"] = output.trace_headers
         if not fields:
             return None
@@ -331,16 +353,16 @@ def unpack_frames(packed: bytes) -> list[bytearray]:
 
 
 def release_request(kv_handle: KvHandle, request_id: str) -> EngineCoreRequest:
-    """A request that never runs but whose end tells the ticket's issuer to free its blocks.
+    """A request that never runs; its end makes the issuer of a KV handle free the blocks.
 
-    The engine adds and aborts it in one go; its connector then notifies the issuer.
+    The engine adds and aborts it at once; its connector then notifies the issuer.
 
     Raises:
-        ValueError: the ticket contradicts itself.
-        msgspec.MsgspecError: it is none of vLLM's.
+        ValueError: the KV handle contradicts itself.
+        msgspec.MsgspecError: it is not vLLM's.
     """
     params = SamplingParams(max_tokens=1, detokenize=False)
-    _set_kv_params(params, release_params(kv_handle))
+    _set_kv_params(params, _release_params(kv_handle))
     request = _bare_request(params)
     request.request_id = request_id
     request.prompt_token_ids = [0]
@@ -349,7 +371,7 @@ def release_request(kv_handle: KvHandle, request_id: str) -> EngineCoreRequest:
 
 
 def _plain_request(leg: Leg) -> EngineCoreRequest:
-    """What a leg without a payload asks for: the likeliest tokens. Nobody's client sent it."""
+    """A request for a leg without a payload, such as a probe: greedy sampling."""
     request = _bare_request(SamplingParams(temperature=0.0, detokenize=False))
     request.cache_salt = leg.cache_salt
     return request
@@ -382,10 +404,10 @@ def _local_only(request: EngineCoreRequest, params: SamplingParams) -> LocalOnly
 
 
 def _parent_id(request: EngineCoreRequest) -> str | None:
-    """The id of the request with n > 1 that the frontend made this one of; None: of no such.
+    """The id of the request with n > 1 that this one is a child of, or None.
 
-    An ordinary id is the external id, or that and `-xxxxxxxx`; a child's is `<index>_` and such an
-    id, while its external id stays the parent's.
+    An ordinary id is the external id, perhaps with `-xxxxxxxx`. A child's is `<index>_` and such an
+    id; its external id stays the parent's.
     """
     external = request.external_req_id
     if external is None:
@@ -396,7 +418,7 @@ def _parent_id(request: EngineCoreRequest) -> str | None:
 
 
 def _strip_untrusted(request: EngineCoreRequest, params: SamplingParams) -> None:
-    """Drop what only an orchestrator may say; here that is us, not the client."""
+    """Drop fields that only an orchestrator may set: here baton, not the client."""
     request.kv_hints = None
     request.data_parallel_rank = None
     request.abort_immediately = False
@@ -426,27 +448,27 @@ def _prefill_stats(cached_tokens: int, cache: CacheUse, prompt_tokens: int | Non
 
 
 def _can_be_resumed(params: SamplingParams, *, supports_resume: bool) -> bool:
-    """Whether generation may go on elsewhere without changing what comes next.
+    """Whether generation may go on elsewhere without changing the distribution of later tokens.
 
-    A seed alone does not count: an engine that does not take up starts its generator anew, which
-    changes the sample but not what it is drawn from.
+    A seed alone does not count: without resume support the generator starts anew, which changes the
+    sample but not its distribution.
 
     Args:
-        params: What the client asks for.
-        supports_resume: Whether engines have state over the output from a resumed leg's ids.
+        params: The client's sampling parameters.
+        supports_resume: Whether engines rebuild output state from a resumed leg's ids.
     """
     if params.thinking_token_budget is not None or params.trace_decode_token_ids:
-        # vLLM follows both from step to step; from the ids alone it would begin in the wrong place.
+        # vLLM updates both at each step; ids alone do not restore the position.
         return False
     return supports_resume or not _has_output_state(params)
 
 
 def _has_output_state(params: SamplingParams) -> bool:
-    """Whether what comes next depends on which of the tokens before it were generated.
+    """Whether later tokens depend on which of the tokens before them were generated.
 
-    Such state is what vLLM keeps of a request besides its KV blocks: penalties count generated
-    tokens, a grammar has read them, a seed's generator has drawn once for each. An engine with the
-    resume patch rebuilds it from the ids of a resumed leg, as vLLM does after a preemption.
+    vLLM keeps such state beside the KV blocks: penalties count generated tokens, a grammar has read
+    them, a seed's generator has drawn once for each. An engine with the resume patch rebuilds it
+    from the ids of a resumed leg, as vLLM does after a preemption.
     """
     return bool(
         params.structured_outputs is not None
@@ -458,13 +480,13 @@ def _has_output_state(params: SamplingParams) -> bool:
 
 
 def _set_length_limits(params: SamplingParams, leg: Leg, *, supports_resume: bool) -> None:
-    """Say how much a leg may generate, and which end of its prompt was generated before it.
+    """Set how much a leg may generate, and how many tokens of its prompt were generated before it.
 
-    An engine that takes up counts what was generated before as output, so its bounds do, too: after
-    4 of 10 tokens they are still 10, where another is asked for 6.
+    An engine that supports resume counts those as output, so the limits include them: after 4 of 10
+    tokens it is asked for 10, another engine for 6.
 
     Raises:
-        ValueError: the leg needs an engine that takes up, or contradicts itself.
+        ValueError: the leg needs an engine that supports resume, or contradicts itself.
     """
     resumed_tokens = leg.resumed_tokens
     if resumed_tokens >= len(leg.prompt_token_ids) > 0:
@@ -489,19 +511,19 @@ def _set_length_limits(params: SamplingParams, leg: Leg, *, supports_resume: boo
 
 
 def _drop_prompt_logprobs(params: SamplingParams) -> None:
-    """They were given, with the first token."""
+    """Drop log probabilities of the prompt, which the client got with the first token."""
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
         params.prompt_logprobs = params.prompt_logprob_token_ids = None
         params.prompt_logprob_start = params.skip_reading_prefix_cache = None
 
 
 def _first_token_leg(leg: Leg) -> Leg:
-    """A leg, but for that it ends with its first token."""
+    """The same leg, ending with its first token."""
     return evolve(leg, max_tokens=1, min_tokens=min(leg.min_tokens, 1))
 
 
 def _prefill_params(params: SamplingParams) -> SamplingParams:
-    """Sampling for a leg whose one token is thrown away: the cheapest, without constraints."""
+    """Sampling for a leg whose one token is discarded: the cheapest, without constraints."""
     return SamplingParams(
         max_tokens=1,
         temperature=0.0,
@@ -509,3 +531,99 @@ def _prefill_params(params: SamplingParams) -> SamplingParams:
         skip_reading_prefix_cache=params.skip_reading_prefix_cache,
         watermarking=False,
     )
+
+
+def to_lora_request(adapter: RuntimeAdapter) -> LoRARequest:
+    """The request by which vLLM's handlers know a runtime adapter.
+
+    vLLM's handlers show clients a LoRA request's name. The fleet needs the key of a particular load
+    (`control.fleet.adapter_registry`), so the id of the LoRA request carries the number of that
+    load.
+    """
+    return LoRARequest(
+        lora_name=adapter.name, lora_int_id=_FIRST_ID + adapter.number, lora_path=adapter.source
+    )
+
+
+def is_runtime_adapter(request: LoRARequest) -> bool:
+    """Whether an adapter was loaded at runtime."""
+    return bool(request.lora_int_id >= _FIRST_ID)
+
+
+def _fleet_adapter_name(request: LoRARequest) -> str:
+    """The fleet's name for the adapter of a request."""
+    name = str(request.lora_name)
+    return (
+        adapter_key(name, request.lora_int_id - _FIRST_ID) if is_runtime_adapter(request) else name
+    )
+
+
+def _make_kv_handle(kv_params: Mapping[str, Any] | None, prompt_tokens: int) -> KvHandle | None:
+    """The KV handle in an engine's `kv_transfer_params` at the end of a leg, or None."""
+    if not kv_params or not kv_params.get("do_remote_prefill"):
+        return None
+    block_ids = kv_params.get("remote_block_ids") or ()
+    return KvHandle(
+        # Not `remote_num_tokens`: for some models prefill stops short of the last few tokens.
+        tokens=prompt_tokens,
+        blocks=sum(len(group) for group in block_ids),
+        params=msgspec.msgpack.encode(kv_params),
+    )
+
+
+def _pull_params(leg: Leg, *, supports_resume: bool) -> dict[str, Any]:
+    """The `kv_transfer_params` with which a decode leg fetches its KV handle's blocks.
+
+    Args:
+        leg: The decode leg.
+        supports_resume: Whether the engine counts the resumed tokens of its prompt as output.
+
+    Raises:
+        UnusableKvHandle: the KV handle is not for this prompt, or not vLLM's.
+    """
+    kv_handle, prompt_tokens = leg.kv_handle, len(leg.prompt_token_ids)
+    if kv_handle is None:
+        raise UnusableKvHandle(f"leg {leg.leg_id}: a decode leg without a ticket")
+    if not 0 < kv_handle.tokens <= prompt_tokens:
+        # The connector would fetch blocks of another prompt.
+        raise UnusableKvHandle(
+            f"leg {leg.leg_id}: its ticket is for {kv_handle.tokens} tokens,"
+            f" its prompt has {prompt_tokens}"
+        )
+    try:
+        params = _release_params(kv_handle)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise UnusableKvHandle(f"leg {leg.leg_id}: its ticket: {error}") from error
+    if kv_handle.tokens < prompt_tokens or (supports_resume and leg.resumed_tokens):
+        # Otherwise the connector takes the remote blocks for those of the whole prompt, without its
+        # output.
+        params[PREFIX_TOKENS_KEY] = kv_handle.tokens
+    return params
+
+
+def _release_params(kv_handle: KvHandle) -> dict[str, Any]:
+    """The `kv_transfer_params` that name a KV handle's blocks.
+
+    Raises:
+        ValueError: the KV handle contradicts itself.
+        msgspec.MsgspecError: it is not vLLM's.
+    """
+    source = _decode_source(kv_handle)
+    blocks = sum(len(group) for group in source.remote_block_ids)
+    if blocks != kv_handle.blocks:
+        raise ValueError(f"ticket: it names {blocks} blocks, expected {kv_handle.blocks}")
+    params: dict[str, Any] = msgspec.msgpack.decode(kv_handle.params)
+    return params
+
+
+def source_engine_id(kv_handle: KvHandle) -> str:
+    """The id of the engine that issued a KV handle.
+
+    Raises:
+        msgspec.MsgspecError: the KV handle is not vLLM's.
+    """
+    return _decode_source(kv_handle).remote_engine_id
+
+
+def _decode_source(kv_handle: KvHandle) -> _Source:
+    return msgspec.msgpack.decode(kv_handle.params, type=_Source)
