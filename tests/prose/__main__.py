@@ -24,8 +24,10 @@ def main(names: list[str]) -> int:
             for name, text in texts.items()
         }
     else:
-        documents = {name: broken(name, text) for name, text in checked().items()}
-        found = documents | found_in_code()
+        found = {
+            **{name: broken(name, text) for name, text in checked().items()},
+            **found_in_code(),
+        }
     count = 0
     for name, findings in found.items():
         for finding in findings:
