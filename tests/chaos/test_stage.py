@@ -68,12 +68,12 @@ async def test_links_go_through_proxies_and_a_frozen_replica_falls_silent() -> N
         assert way.passed_bytes > 0
         way.set_conditions(up=LinkConditions(is_stalled=True), down=LinkConditions(is_stalled=True))
         stage.links[door.name, other].reset()
-        await door.wait_until(lambda: door.change_at_s(name, "silent") is not None)
+        await door.wait_until(lambda: door.change_at_s(name, "unresponsive") is not None)
         await door.wait_until(lambda: door.change_at_s(other, "disconnected") is not None)
         way.set_conditions(up=LinkConditions(), down=LinkConditions())
         await door.wait_until(lambda: door.view(name) is not None and door.view(other) is not None)
         with faults.stopped_processes(stage.replicas[other].pid):
-            await door.wait_until(lambda: door.change_at_s(other, "silent") is not None)
+            await door.wait_until(lambda: door.change_at_s(other, "unresponsive") is not None)
         await door.wait_until(lambda: door.view(other) is not None)
 
 

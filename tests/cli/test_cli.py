@@ -305,12 +305,12 @@ def test_bytes_are_said_in_three_digits_with_their_unit(size_bytes: float, text:
 
 
 def test_a_cell_of_a_table_is_one_line_whatever_is_in_it() -> None:
-    rows = [{"fate": "taken back", "why": "two\n  lines\x1b[2J"}, {"fate": "applied", "why": "-"}]
+    rows = [{"status": "reverted", "why": "two\n  lines\x1b[2J"}, {"status": "applied", "why": "-"}]
     assert list(text_lines({"generations": rows})) == [
         "generations:",
-        "  fate        why",
-        "  taken back  two lines [2J",
-        "  applied     -",
+        "  status    why",
+        "  reverted  two lines [2J",
+        "  applied   -",
     ]
 
 

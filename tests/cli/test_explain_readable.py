@@ -258,7 +258,7 @@ def test_a_client_that_left_in_time_with_nothing_counts_neither_way() -> None:
         output_tokens=0,
         slo_result=SloResult(was_served=True, ttft_met=True, tpot_met=True, itl_met=True),
     )
-    assert line_with("class chat", left).endswith("tenant acme: excused")
+    assert line_with("class chat", left).endswith("tenant acme: excluded")
 
 
 def test_a_request_that_met_everything_is_called_good() -> None:

@@ -329,7 +329,7 @@ def test_replicas_that_are_no_good_are_taken_back_with_the_sizes(
     assert fleet.marks == fleet.began_with
     assert fleet.pools == {"p": 2, "d": 3}
     assert fleet.current() == LiveConfig(generation=2, config=old)
-    assert fleet.fates() == ["started", "taken back", "applied"]
+    assert fleet.fates() == ["started", "reverted", "applied"]
 
 
 def test_without_rollback_what_is_no_good_stays_and_says_so(make: Make) -> None:
@@ -338,7 +338,7 @@ def test_without_rollback_what_is_no_good_stays_and_says_so(make: Make) -> None:
     with pytest.raises(ApplyRejected, match="left as it is, generation 1 holds"):
         fleet.apply(new, rollback=False)
     assert fleet.current() == LiveConfig(generation=1, config=new)
-    assert (len(fleet.orders), fleet.fates()) == (1, ["started", "left as it is"])
+    assert (len(fleet.orders), fleet.fates()) == (1, ["started", "not reverted"])
 
 
 def test_without_waiting_all_is_ordered_and_nothing_judged(make: Make) -> None:
@@ -357,7 +357,7 @@ def test_one_can_go_back_to_what_was_good_and_differs(make: Make) -> None:
     fleet.deaf = "ingress b: gone"
     with pytest.raises(ApplyRejected):
         fleet.apply(make("slo.default.ttft=9s"))
-    assert fleet.fates() == ["started", "applied", "applied", "taken back", "applied"]
+    assert fleet.fates() == ["started", "applied", "applied", "reverted", "applied"]
     assert fleet.current().config == second
     assert roll_back(fleet, None, fleet.manner(operation="rollback")).generation == 5
     assert fleet.current().config == first

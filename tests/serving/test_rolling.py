@@ -310,7 +310,7 @@ def test_what_somebody_else_is_changing_now_is_not_taken_back(make: Make) -> Non
         fleet_too.apply(make(*BOTH))
     assert (len(fleet.orders), len(fleet_too.orders)) == (1, 1)
     assert fleet_too.history()[-1].why == "b:2 has begun to change what runs"
-    assert fleet_too.fates() == ["started", "left as it is"]
+    assert fleet_too.fates() == ["started", "not reverted"]
 
 
 def test_code_that_speaks_another_protocol_is_refused_before_anything_changes(make: Make) -> None:

@@ -124,7 +124,7 @@ def test_a_size_that_serve_cannot_take_now_is_taken_back(
     fleet.resize = running.resize  # type: ignore[method-assign]
     with pytest.raises(ApplyRejected, match=r"rolled back, generation 2 .* ActorUnavailableError"):
         fleet.apply(make("pools.d.replicas={min: 1, initial: 4, max: 6}"))
-    assert fleet.fates() == ["started", "taken back", "applied"]
+    assert fleet.fates() == ["started", "reverted", "applied"]
     assert fleet.current().config == make()
 
 

@@ -148,8 +148,8 @@ def test_a_tick_that_does_something_is_read_apart_with_its_reason_and_inputs() -
     told = lines(tick(80.0, decision()), tick(90.0, decision(want=4)))
     assert told[-5:] == [
         "10 s ago, policy slo: start 2 of decode",
-        "  pool    have  want  reason    bounds  flips",
-        "  decode  2     4     forecast  -       -",
+        "  pool    have  desired  reason    bounds  flips",
+        "  decode  2     4        forecast  -       -",
         "  decode: decode needs 2.1 now",
         "    output_tokens_per_s 1234, horizon_s -",
     ]

@@ -11,7 +11,7 @@ SOME = (
     "stale",
     "demand.requests nan",
     "pool.kv_used_fraction inf",
-    "held -1",
+    "queued -1",
     "at_s nan",
 )
 

@@ -283,7 +283,7 @@ def engines_that_do_not_start(folder: Path) -> Outcome:
         exactly("it says why", "no engine starts with 13" in done.stderr, True),  # noqa: FBT003
         exactly("every process goes on", after == before, True),  # noqa: FBT003
         exactly("generation that holds", generation["generation"], 2),
-        exactly("history", str(fates), "['started', 'taken back', 'applied']"),
+        exactly("history", str(fates), "['started', 'reverted', 'applied']"),
     ]
     return outcome(clients.exchanges, bounds, _figures(done))
 
