@@ -152,3 +152,33 @@ def test_messages_call_a_field_by_its_name() -> None:
     assert {file: lines for file, lines in found.items() if lines} == {}
     assert list(misnamed_fields('f"link: pause_s is {self.open_s}, expected more"'))
     assert not list(misnamed_fields('f"link: open_s is {self.open_s}, expected more"'))
+
+
+SAYS_SOMETHING_ELSE = {
+    "TextStyle", "Unit", "Comparison", "Constraint",  # what a terminal, a reader or a rule is given
+    "Deadline",  # paths of configuration keys
+    "Direction", "PairNoticeKind", "Treatment",  # words of a report
+    "CheckStatus", "DataPath", "Locality",
+}  # fmt: skip
+"""Enumerations whose values are not their members' names."""
+
+
+def other_values(source: str) -> Iterator[str]:
+    """Values of public enumerations that are not their member's name in lower case."""
+    for kind in ast.walk(ast.parse(source)):
+        if not isinstance(kind, ast.ClassDef) or kind.name.startswith("_"):
+            continue
+        if "StrEnum" not in map(ast.unparse, kind.bases) or kind.name in SAYS_SOMETHING_ELSE:
+            continue
+        for member in kind.body:
+            match member:
+                case ast.Assign(targets=[ast.Name(name)], value=ast.Constant(value=str(value))):
+                    if re.sub(r"[ .-]", "_", value) != name.lower():
+                        yield f"{kind.name}.{name} is {value!r}"
+
+
+def test_values_of_enumerations_are_their_members_names() -> None:
+    platform = [file.read_text() for file in python_files() if "platform" in file.parts]
+    assert [line for source in platform for line in other_values(source)] == []
+    source = 'class Health(StrEnum):\n    EJECTED = "out"\n    IN_SYNC = "in sync"\n'
+    assert list(other_values(source)) == ["Health.EJECTED is 'out'"]
