@@ -231,7 +231,8 @@ def test_a_token_file_that_others_can_read_is_said(
 
 
 async def test_an_endpoint_says_where_it_is_until_it_is_closed() -> None:
-    endpoint = MetricsEndpoint(MetricsRenderer(some_numbers), host="127.0.0.1")
+    # Others may take a port of 127.0.0.1 as soon as it is free; nobody else has this address.
+    endpoint = MetricsEndpoint(MetricsRenderer(some_numbers), host="127.83.5.9")
     addresses = [endpoint.address]
     await endpoint.start()
     addresses.append(endpoint.address)
