@@ -27,13 +27,6 @@ def run(net: Network) -> dict[str, float]:
     return done
 
 
-def test_a_flow_alone_takes_its_bytes_at_the_slower_interface() -> None:
-    net = network("a", "b")
-    net.connect("b", 50.0)
-    net.begin("f", source_id="a", target_id="b", moved_bytes=200, now_s=1.0)
-    assert run(net) == {"f": pytest.approx(5.0)}
-
-
 @pytest.mark.parametrize(
     ("first", "second", "shared"),
     [

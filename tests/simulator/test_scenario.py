@@ -147,18 +147,6 @@ def test_a_slower_interface_slows_what_is_under_way() -> None:
     assert run.outcomes[0].ttft_s == pytest.approx(0.5 + left_bytes / 5e7, rel=0.01)
 
 
-def test_a_faster_interface_speeds_up_what_is_under_way() -> None:
-    slow = replace(ENGINE, transfer_bytes_per_s=1e7, transfer_setup_s=0.0)
-    pools = (pool(Role.PREFILL, 1, slow), pool(Role.DECODE, 1, slow))
-    changes = tuple(
-        SetBandwidth(at_s=0.5, replica_id=name, bytes_per_s=1e9)
-        for name in ("prefill-0", "decode-0")
-    )
-    made = scenario(*pools, disaggregate=SPLIT, latency_s=0.0, scheduled_events=changes)
-    run = simulate(made, simultaneous_trace(1, prompt_tokens=1600, output_tokens=2))
-    assert run.outcomes[0].ttft_s == pytest.approx(0.5 + 0.1, rel=0.05)
-
-
 def test_the_longest_gap_is_that_of_the_tokens_and_not_of_the_messages() -> None:
     alone = simulate(
         scenario(pool(Role.MIXED, 1)), simultaneous_trace(1, prompt_tokens=16, output_tokens=100)
@@ -218,15 +206,6 @@ def test_an_idle_replica_that_is_stopped_leaves_at_once() -> None:
     made = scenario(pool(Role.MIXED, 2), scheduled_events=(stop,))
     run = simulate(made, simultaneous_trace(1, prompt_tokens=100, output_tokens=4, at_s=2.0))
     assert run.replica_seconds["mixed"] == pytest.approx(0.5 + run.ended_at_s)
-
-
-def test_what_runs_on_a_replica_that_dies_is_resumed_with_what_it_had_sent() -> None:
-    made = scenario(pool(Role.MIXED, 2), scheduled_events=(Kill(at_s=0.6, replica_id="mixed-0"),))
-    run = simulate(made, simultaneous_trace(2, prompt_tokens=100, output_tokens=200))
-    assert (served(run), run.resumes) == (2, 1)
-    assert {outcome.output_tokens for outcome in run.outcomes} == {200}
-    # Recomputing 0.6 s of tokens takes one prefill, not 0.6 s.
-    assert abs(run.outcomes[0].e2e_s - run.outcomes[1].e2e_s) < 0.1
 
 
 def test_a_role_that_changes_moves_new_work_and_leaves_the_old_alone() -> None:

@@ -94,16 +94,6 @@ def test_running_legs_are_served_before_newcomers() -> None:
     assert [output.leg_id for output in core.finish_step(0.0)] == ["old"]
 
 
-def test_no_more_legs_run_at_once_than_may() -> None:
-    core = new_core(replace(SETTINGS, max_running_requests=2))
-    for n in range(3):
-        core.add(local_leg(str(n), (5 + n,) * 3, max_tokens=2))
-    step = core.begin_step(0.0)
-    assert step is not None
-    assert core.load().running_requests == 2
-    assert core.load().queued_requests == 1
-
-
 def test_a_step_takes_the_time_of_its_tokens() -> None:
     settings = replace(
         SETTINGS,
@@ -148,16 +138,6 @@ def test_steps_do_not_overlap() -> None:
     core.finish_step(0.0)
     with pytest.raises(AssertionError, match="no step"):
         core.finish_step(0.0)
-
-
-def test_a_leg_aborted_during_a_step_says_nothing_at_its_end() -> None:
-    core = new_core()
-    core.add(local_leg("a", (5,) * 3, max_tokens=9))
-    core.add(local_leg("b", (6,) * 3, max_tokens=9))
-    core.begin_step(0.0)
-    core.abort(["a"])
-    assert [output.leg_id for output in core.finish_step(0.0)] == ["b"]
-    core.check_integrity()
 
 
 def test_the_load_is_counted() -> None:

@@ -10,7 +10,6 @@ from baton.domain.handoff import CacheUse, LegKind
 from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.domain.value import evolve
 from baton.engine.sim import OnTransferFailure, expected_tokens
-from baton.engine.sim.engine import decode_kv_handle
 from baton.simulator.engine.commands import CancelFetch, FreeSource, LoadBlocks, StartPull
 from baton.simulator.engine.core import SimCore
 from tests.simulator.cores import (
@@ -303,13 +302,6 @@ def test_without_room_in_the_host_evicted_blocks_are_lost() -> None:
 
 
 # ---------------------------------------------------------------------- reset
-def test_a_reset_empties_both_tiers_and_says_so() -> None:
-    core = evicted_core()
-    core.pop_events()
-    assert core.reset_cache()
-    assert core.pop_events() == (BlocksCleared(),)
-    assert cached_tokens(core, "again") == 0
-    core.check_integrity()
 
 
 def test_a_reset_empties_a_host_that_holds_whole_prompts() -> None:
@@ -320,16 +312,6 @@ def test_a_reset_empties_a_host_that_holds_whole_prompts() -> None:
     core.abort(["proof"])
     assert core.reset_cache()
     assert cached_tokens(core, "again") == 0
-
-
-def test_a_cache_in_use_is_not_reset() -> None:
-    core = new_core()
-    ticket = run_prefill(core)
-    core.pop_events()
-    assert not core.reset_cache()
-    assert core.pop_events() == ()
-    core.release(decode_kv_handle(ticket).leg_id, 0.0)
-    assert core.reset_cache()
 
 
 def test_a_prefill_leg_may_find_its_blocks_in_the_host() -> None:

@@ -112,16 +112,6 @@ def test_alone_a_leg_may_fill_the_memory_and_no_more() -> None:
 
 
 # ---------------------------------------------------------------------- seconds
-def test_one_request_takes_its_chunks_and_its_decodes() -> None:
-    timing = LinearStepTiming()
-    core = new_core()
-    core.add(leg("a", 30, 50))
-    outputs = run_until_idle(core)
-    chunks = [StepBatch(16, 1, 136.0, 0), StepBatch(14, 1, 0.0, 16, finished_prefills=1)]
-    first_s = sum(timing.step_s(chunk) for chunk in chunks)
-    rest_s = sum(timing.step_s(StepBatch(0, 0, 0, 0, 1, 30 + n)) for n in range(1, 50))
-    assert outputs[0][0] == pytest.approx(first_s)
-    assert outputs[-1][0] == pytest.approx(first_s + rest_s)
 
 
 def test_batches_say_all_that_they_compute() -> None:
@@ -332,35 +322,6 @@ def test_when_all_fall_back_those_whose_blocks_are_here_take_their_seats() -> No
     assert [output.leg_id for output in target.finish(0.3)] == ["d"]
 
 
-def test_blocks_that_are_released_end_the_stretch_of_whoever_keeps_others_waiting() -> None:
-    core = new_core(with_changes(SETTINGS, kv_blocks=14))
-    run_prefill(core, prefill("p", 30))
-    core.add(leg("a", 4, 16))
-    core.begin(0.1, horizon_s=0.0)
-    core.finish(0.2)
-    core.add(leg("b", 30, 1))
-    whole_s = core.begin(0.2, horizon_s=9.0)
-    assert whole_s is not None
-    assert core.interrupt(0.201) == pytest.approx(whole_s - 0.001)
-    assert core.release("p", 0.201)
-    left_s = core.interrupt(0.201)
-    assert left_s is not None
-    assert left_s < 0.005
-
-
-def test_a_stretch_ends_with_the_step_in_which_a_lease_does() -> None:
-    core = new_core()
-    run_prefill(core, prefill("p", 30))
-    expiry_s = core.next_expiry_s()
-    assert expiry_s is not None
-    core.add(leg("a", 4, 300))
-    core.begin(0.1, horizon_s=9.0)
-    core.finish(0.2)
-    took_s = core.begin(0.2, horizon_s=9.0)
-    assert took_s is not None
-    assert expiry_s - 0.2 <= took_s < expiry_s - 0.2 + 0.005
-
-
 def test_a_step_that_takes_memory_from_somebody_admits_nobody() -> None:
     source = new_core()
     target = new_core(with_changes(SETTINGS, kv_blocks=12), "d0")
@@ -388,15 +349,6 @@ def test_a_sessions_next_turn_finds_the_answer_too() -> None:
     ((_, output),) = run_until_idle(core)
     assert output.cached_tokens == 32  # the last token of a was never computed
     assert output.cache_use == CacheUse(0, 8)
-
-
-def test_who_waits_beside_an_equal_prompt_shares_it_in_the_same_step() -> None:
-    core = new_core(with_changes(SETTINGS, max_batched_tokens=64))
-    core.add(leg("a", 32, 2, ids=(1, 2, 3, 4)))
-    core.add(leg("b", 32, 2, ids=(1, 2, 3, 4)))
-    outputs = {output.leg_id: output for _, output in reversed(run_until_idle(core))}
-    assert (outputs["a"].cached_tokens, outputs["b"].cached_tokens) == (0, 28)
-    assert (outputs["a"].cache_use, outputs["b"].cache_use) == (CacheUse(0, 32), CacheUse(0, 4))
 
 
 def test_without_prefix_caching_nothing_is_found_and_nothing_told() -> None:

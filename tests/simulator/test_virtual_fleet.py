@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -69,22 +68,6 @@ def test_every_way_through_the_fleet_gives_the_expected_tokens(
     made.check_idle()
 
 
-def test_a_stream_goes_on_elsewhere_when_its_replica_dies() -> None:
-    tokens = ReceivedTokens()
-    made = fleet(replicas={Role.MIXED: 2}, tokens=tokens)
-    (request,) = requests(1, max_tokens=50)
-    made.send(request)
-    made.run(until_s=JOINED_S + 0.2)
-    got = tokens.by_request["r0"]
-    assert 0 < len(got) < 50
-    (victim,) = (name for name, it in made.replicas.items() if it.load().running_requests)
-    made.kill(victim)
-    made.run(until_ended=1, until_s=60.0)
-    assert tokens.by_request["r0"] == wanted(request)
-    assert made.records[0].resumes == 1
-    made.check_idle()
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_dies_and_joins_every_request_ends_once_and_nothing_is_left(seed: int) -> None:
     tokens = ReceivedTokens()
@@ -134,27 +117,6 @@ def revive(made: VirtualFleet, name: str, role: Role) -> None:
 
 
 # ---------------------------------------------------------------------- the same story
-def story(seed: int) -> list[RequestRecord]:
-    made = fleet(
-        replicas={Role.PREFILL: 1, Role.DECODE: 2},
-        options=FleetOptions(seed=seed),
-        coordinators=[coordinator(0), coordinator(1)],
-    )
-    sent = requests(60, groups=5)
-    open_loop(
-        made,
-        sent,
-        poisson_times(60.0, 60, random.Random(seed), start_s=JOINED_S),
-        lambda request: int(request.request_id[1:]) % 2,
-    )
-    made.timeline.call_at(JOINED_S + 0.5, lambda: made.kill("decode-1"))
-    made.run(until_ended=60, until_s=60.0)
-    return made.records
-
-
-def test_the_same_seed_tells_the_same_story_and_another_one_another() -> None:
-    assert story(1) == story(1)
-    assert story(1) != story(2)
 
 
 # ---------------------------------------------------------------------- time, in closed form
@@ -209,32 +171,6 @@ def test_every_wait_in_a_queue_is_that_of_one_server_with_constant_service() -> 
     made.run(until_ended=300)
     waited_s = [ttft_s(record) - service_s for record in made.records]
     assert waited_s == pytest.approx(waits_s(times_s, service_s), abs=1e-9)
-
-
-def test_the_mean_of_such_waits_is_the_textbooks() -> None:
-    """Source: Pollaczek-Khinchine for M/D/1: mean wait = rho x service / (2 (1 - rho))."""
-    rho, service_s = 0.7, 0.01
-    found = waits_s(list(poisson_times(rho / service_s, 100_000, random.Random(5))), service_s)
-    assert sum(found) / len(found) == pytest.approx(rho * service_s / (2 * (1 - rho)), rel=0.05)
-
-
-def test_pulls_into_one_replica_share_its_interface() -> None:
-    made = fleet(
-        replicas={Role.PREFILL: 4, Role.DECODE: 1},
-        engine=replace(ENGINE, transfer_bytes_per_s=1e9, transfer_setup_s=0.0),
-        options=EXACT,
-        coordinators=[coordinator(0, Disaggregate.ALWAYS)],
-    )
-    send_at_once(made, requests(4, prompt_tokens=1600))
-    made.run(until_ended=4)
-    assert Counter(record.routes[0].prefill_replica_id for record in made.records) == Counter(
-        f"prefill-{n}" for n in range(4)
-    )
-    alone_s = 100 * ENGINE.kv_block_bytes / 1e9
-    for record in made.records:
-        assert record.prefill_done_at_s is not None
-        assert record.first_token_at_s is not None
-        assert record.first_token_at_s - record.prefill_done_at_s > 3.5 * alone_s
 
 
 # ---------------------------------------------------------------------- reports

@@ -285,16 +285,6 @@ def test_blocks_come_back_from_the_hosts_memory() -> None:
     assert stage.ear.outputs("2")[0].cached_tokens == 18 * 16
 
 
-def test_each_coordinator_gets_the_outputs_of_its_own_legs() -> None:
-    stage, other = Stage(), Ear()
-    theirs = stage.target.open_session(other, 0.001)
-    stage.target.submit(stage.own, leg("ours"))
-    stage.target.submit(theirs, leg("theirs"))
-    stage.let_pass(0.2)
-    assert (len(stage.ear.outputs("ours")), len(stage.ear.outputs("theirs"))) == (3, 0)
-    assert (len(other.outputs("ours")), len(other.outputs("theirs"))) == (0, 3)
-
-
 def test_a_draining_replica_says_so_and_takes_no_leg() -> None:
     stage = Stage()
     stage.target.drain()
