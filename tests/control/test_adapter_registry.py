@@ -71,14 +71,6 @@ def test_one_that_is_offered_is_never_taken_for_one_that_has_drained() -> None:
     assert remove_drained(registry, ["sql@1"]) is registry
 
 
-def test_a_name_that_is_loaded_again_never_has_an_old_key() -> None:
-    registry = added(AdapterRegistry(), order())
-    registry = remove_drained(removed(registry, "sql"), ["sql@1"])
-    registry = added(registry, order(source="/adapters/other"))
-    (key,) = replica_adapters(registry, "tiny", ONE)
-    assert key != "sql@1"
-
-
 def test_loading_in_place_drains_the_one_before() -> None:
     registry = added(AdapterRegistry(), order())
     registry = added(registry, order(source="/adapters/new", in_place=True))

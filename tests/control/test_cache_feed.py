@@ -132,13 +132,6 @@ def test_stored_blocks_are_told_by_hashes_that_anyone_can_compute_from_the_token
     assert script.feed.pop_update() == CacheUpdate(1, (change,))
 
 
-def test_a_block_behind_a_known_one_goes_on_from_its_hash() -> None:
-    script = Script()
-    script.say(stored(A))
-    script.say(stored(ABC, since=1))
-    assert script.believed() == blocks(A, AB, ABC)
-
-
 def test_a_removed_block_is_told_and_may_come_back() -> None:
     script = Script()
     script.say(stored(AB))

@@ -14,16 +14,6 @@ def look(starts: ColdStartTimer, starting: int, working: int, now_s: float) -> N
     starts.observe(starting=starting, running=working, serving=working, now_s=now_s)
 
 
-def test_a_start_takes_from_being_asked_for_to_taking_work() -> None:
-    starts = ColdStartTimer()
-    look(starts, 0, 1, 0.0)
-    look(starts, 1, 1, 10.0)
-    look(starts, 1, 1, 40.0)
-    assert starts.measured_s is None
-    look(starts, 0, 2, 55.0)
-    assert starts.measured_s == 45.0
-
-
 def test_whoever_was_starting_at_the_first_look_is_not_measured() -> None:
     starts = ColdStartTimer()
     look(starts, 2, 0, 0.0)

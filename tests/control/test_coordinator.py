@@ -82,16 +82,6 @@ def test_without_a_prefill_replica_the_decode_replica_runs_both_phases() -> None
     assert world.records["r"].outcome is Phase.FINISHED
 
 
-def test_without_a_decode_replica_a_prefill_replica_runs_both_phases() -> None:
-    world = World()
-    world.join("p0", Role.PREFILL)
-    world.arrive(request("r"))
-    world.run_to_end()
-    (route,) = world.records["r"].routes
-    assert route.reason is RouteReason.NO_DECODE_REPLICA
-    assert world.tokens["r"] == [0, 1, 2, 3]
-
-
 def test_a_request_waits_for_the_first_replica_to_join() -> None:
     world = World()
     world.arrive(request("r"))

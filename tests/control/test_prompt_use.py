@@ -51,10 +51,6 @@ def test_the_first_leg_that_computes_the_whole_prompt_decides(kind: LegKind) -> 
     assert after(first, again) == (320, CacheUse(64, 256), True)
 
 
-def test_blocks_that_were_computed_for_a_request_are_not_cached() -> None:
-    assert after(PREFILLED, PULLED) == (0, CacheUse(0, 576), True)
-
-
 def test_what_a_decode_replica_held_of_a_prompt_that_was_prefilled_elsewhere_does_not_count() -> (
     None
 ):

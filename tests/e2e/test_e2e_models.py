@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 import psutil
@@ -57,23 +56,6 @@ def test_a_request_runs_in_the_pools_of_its_model(
     (story,) = two.run_json("explain", "route", f"of-{model}")["requests"]
     pools = [story[f"{leg}_replica"].rpartition("-")[0] for leg in ("prefill", "decode")]
     assert pools == [prefilled, decoded]
-
-
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("/v1/completions", lambda told: told["error"]["type"] == "NotFoundError"),
-        ("/v1/chat/completions", lambda told: told["error"]["code"] == 404),
-        ("/v1/responses", lambda told: "nobody" in told["error"]["message"]),
-        ("/v1/messages", lambda told: told["type"] == "error"),
-    ],
-)
-def test_a_model_that_nobody_has_is_not_found_in_each_apis_words(
-    two: Deployment, path: str, says: Callable[[dict[str, Any]], bool]
-) -> None:
-    answer = ask(two, "nobody", path)
-    assert answer.status_code == 404, answer.text
-    assert says(answer.json()), answer.text
 
 
 def test_a_model_without_replicas_refuses_and_the_other_serves_on(two: Deployment) -> None:

@@ -228,20 +228,6 @@ def test_the_killed_replica_is_replaced_and_pulls_again(baton: Deployment) -> No
 
 
 @pytest.mark.thorough
-def test_a_killed_prefill_replica_fails_nothing(baton: Deployment) -> None:
-    (victim,) = [pid for name, pid in baton.pids().items() if name.startswith("prefill-")]
-    family = [psutil.Process(victim), *descendants(victim)]
-    prompt = prompts()[12]
-    os.kill(victim, signal.SIGKILL)
-    assert len(ask(baton, prompt)) == MAX_TOKENS
-    assert find_alive(family) == []
-    baton.wait_for(
-        lambda s: {row["role"] for row in s["ingresses"][0]["replicas"]} == {"prefill", "decode"},
-        120,
-    )
-
-
-@pytest.mark.thorough
 def test_scaling_decode_under_load_fails_nothing_and_changes_no_token(baton: Deployment) -> None:
     asked = prompts()[2:6]
     undisturbed = [baton.stream(prompt, max_tokens=150) for prompt in asked]

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from tests.e2e.deployments import MAX_TOKENS, Deployment, descendants, running_d
 from tests.fakes.free_ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-STREAMS = 8
 TOKENS = 300
 """Long enough, at some 10 ms a token, to be in the middle of it when a replica is killed."""
 _INGRESS = "ray::ServeReplica:baton:ingress"
@@ -111,17 +109,6 @@ def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment)
     baton.assert_healthy(pairs=4)
 
 
-def test_a_long_prompt_that_comes_again_is_not_computed_again(baton: Deployment) -> None:
-    long = "as it was said before, " * 200
-    texts = [baton.stream(long, max_tokens=4, request_id=name) for name in ("once", "again")]
-    assert texts[0] == texts[1]
-    (once,) = baton.run_json("explain", "route", "once")["requests"]
-    (again,) = baton.run_json("explain", "route", "again")["requests"]
-    assert once["prompt_tokens"] == again["prompt_tokens"] > 1000
-    assert once["cached_tokens"] < 16
-    assert again["cached_tokens"] > 0.9 * again["prompt_tokens"]
-
-
 def test_prometheus_finds_every_process_at_one_address_and_nobody_else_reads_there(
     baton: Deployment, token_file: Path
 ) -> None:
@@ -151,34 +138,6 @@ def test_prometheus_finds_every_process_at_one_address_and_nobody_else_reads_the
 
 def test_the_policy_that_places_requests_is_told(baton: Deployment) -> None:
     assert baton.status()["ingresses"][0]["policy"] == {"name": "predicted"}
-
-
-@pytest.mark.thorough
-def test_killing_a_decode_replica_loses_and_repeats_no_token(baton: Deployment) -> None:
-    with ThreadPoolExecutor(STREAMS) as pool:
-        ask = partial(baton.stream, max_tokens=TOKENS)
-        undisturbed = list(pool.map(ask, (prompt(n) for n in range(STREAMS))))
-    resumed_before = baton.status()["ingresses"][0]["ended"]["resumes"]
-    pids = baton.pids()
-    all_flow = threading.Barrier(STREAMS + 1, timeout=60)
-
-    def watch(chunks: int) -> None:
-        if chunks == 20:
-            all_flow.wait()
-
-    with ThreadPoolExecutor(STREAMS) as pool:
-        streams = [
-            pool.submit(baton.stream, prompt(n), max_tokens=TOKENS, on_chunk=watch)
-            for n in range(STREAMS)
-        ]
-        victim = next(replica for replica in pids if replica.startswith("decode-"))
-        all_flow.wait()
-        os.kill(pids[victim], signal.SIGKILL)
-        texts = [stream.result(timeout=90) for stream in streams]
-    assert texts == undisturbed
-    status = baton.status()["ingresses"][0]
-    assert status["ended"]["resumes"] > resumed_before, "no stream ran on the victim"
-    assert status["in_flight"] == {}
 
 
 @pytest.mark.thorough

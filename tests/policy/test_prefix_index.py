@@ -44,15 +44,6 @@ def blocks(index: PrefixIndex, replica_id: str, hashes: list[int], now_s: float 
 # ------------------------------------------------------------------ reports
 
 
-def test_a_reported_prefix_is_a_hit_of_its_replica_only() -> None:
-    index = index_of("a", "b")
-    index.apply_update("a", update(1, stored(CHAIN)), 5.0)
-    hits = index.look_up(OTHER, 7.5)
-    assert hits.of("a") == Hit(10, 0, HitSource.REPORTED, 2.5)
-    assert hits.of("b") == hits.of("stranger") == NO_HIT
-    assert hits.holders(5) == ["a"]
-
-
 def test_blocks_only_the_host_holds_are_counted_as_to_be_loaded() -> None:
     index = index_of("a")
     index.apply_update("a", update(1, stored(CHAIN[:4]), stored(CHAIN[2:9], CacheTier.HOST)), 0.0)

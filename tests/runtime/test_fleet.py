@@ -9,8 +9,7 @@ import pytest
 
 from baton.control.state.limits import CoordinatorLimits
 from baton.domain.errors import NoCapacity, RequestInvalid
-from baton.domain.fleet import Role
-from baton.domain.handoff import HandoffMode, RouteReason
+from baton.domain.handoff import RouteReason
 from baton.domain.request import LocalOnlyReason, Phase, Request
 from baton.engine.sim import expected_tokens
 from baton.policy.placement.port import Disaggregate
@@ -123,17 +122,6 @@ async def test_a_decode_engine_that_dies_mid_stream_costs_no_token(*, early: boo
         assert fleet.clients.errors == {}
 
 
-async def test_a_prefill_engine_that_dies_during_prefill_only_delays() -> None:
-    settings = replace(ENGINE, prefill_tokens_per_s=200)
-    async with running_fleet(prefill=2, settings=settings) as fleet:
-        request = fleet.send_request("r")
-        victim = fleet.driver.fleet()
-        (name,) = [n for n, v in victim.replicas.items() if v.inflight_legs]
-        fleet.engines[name].die()
-        await fleet.clients.wait_ended(1)
-        assert_complete(fleet, request)
-
-
 @EARLY_OR_LATE
 async def test_a_source_that_dies_during_the_transfer_only_delays(*, early: bool) -> None:
     async with running_fleet(
@@ -145,18 +133,6 @@ async def test_a_source_that_dies_during_the_transfer_only_delays(*, early: bool
         fleet.engines["p0"].die()
         await fleet.clients.wait_ended(1)
         assert_complete(fleet, request)
-
-
-async def test_a_slow_transfer_falls_back_to_local() -> None:
-    async with running_fleet(
-        settings=SLOW_PULL, limits=CoordinatorLimits(transfer_deadline_s=0.2)
-    ) as fleet:
-        request = fleet.send_request("r")
-        await fleet.clients.wait_ended(1)
-        assert_complete(fleet, request)
-        first, *_, last = fleet.clients.records["r"].routes
-        assert (first.mode, last.mode) == (HandoffMode.PULL, HandoffMode.LOCAL)
-        await fleet.wait_freed()
 
 
 async def test_a_frozen_engine_is_given_up_and_its_stream_goes_on() -> None:
@@ -172,17 +148,6 @@ async def test_a_frozen_engine_is_given_up_and_its_stream_goes_on() -> None:
         assert fleet.clients.records["r"].resumes == 1
         fleet.engines[route].thaw()
         await fleet.wait_freed(timeout_s=5.0)
-
-
-async def test_a_stream_without_any_replica_waits_for_one_and_goes_on() -> None:
-    async with running_fleet(prefill=0, decode=1, settings=SLOW) as fleet:
-        request = fleet.send_request("r", max_tokens=30)
-        await fleet.clients.wait_until(lambda: len(fleet.clients.tokens.get("r", ())) >= 3)
-        fleet.engines["d0"].die()
-        await fleet.wait_until(lambda: fleet.driver.phases() == {"r": Phase.QUEUED})
-        await fleet.add("d1", Role.DECODE, SLOW)
-        await fleet.clients.wait_ended(1)
-        assert_complete(fleet, request)
 
 
 async def test_without_any_replica_a_request_is_refused_within_its_queue_deadline() -> None:

@@ -52,14 +52,6 @@ def test_without_sharing_every_flow_has_the_whole_interface() -> None:
     assert run(net) == pytest.approx({"one": 1.0, "two": 1.0})
 
 
-def test_shares_are_dealt_anew_when_a_flow_begins_and_when_one_ends() -> None:
-    net = network("a", "b")
-    net.begin("long", source_id="a", target_id="b", moved_bytes=300, now_s=0.0)
-    net.begin("short", source_id="a", target_id="b", moved_bytes=50, now_s=1.0)
-    # 100 bytes alone; then half the way for 1 s until the short one is done; 150 bytes are left.
-    assert run(net) == pytest.approx({"short": 2.0, "long": 3.5})
-
-
 def test_a_flow_that_is_taken_out_leaves_its_share_to_the_others() -> None:
     net = network("a", "b")
     for key in ("stays", "goes"):
