@@ -30,7 +30,6 @@ from tests.fakes.free_ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOKENS = 300
-"""Long enough, at some 10 ms a token, to be in the middle of it when a replica is killed."""
 _INGRESS = "ray::ServeReplica:baton:ingress"
 
 

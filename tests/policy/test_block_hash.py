@@ -37,6 +37,11 @@ def test_only_full_blocks_have_a_hash_and_tuples_are_as_good_as_lists(tokens: li
     assert all(0 <= hash_ < 1 << 60 for hash_ in hashes)
 
 
+def test_the_same_tokens_at_another_place_are_another_block() -> None:
+    first, second = chain_hashes(ROOT, [1, 2, 3, 4, 1, 2, 3, 4], 4)
+    assert first != second
+
+
 def test_chains_of_different_models_block_sizes_adapters_and_salts_start_apart() -> None:
     roots = [
         chain_root(model="m", block_size_tokens=16),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,18 +102,14 @@ def test_a_newcomer_of_an_idle_flow_has_only_its_share_of_the_others_before_it()
     assert queue.work_ahead_s("b", weight=1.0, begin_by_s=0.0) == 4.0 + 4.0
 
 
-def test_one_that_was_idle_has_saved_up_nothing() -> None:
-    queue = queue_of(*[one("a") for _ in range(20)])
-    served(queue, 10)
-    for _ in range(10):
-        queue.push(one("b"))
-    first_ten = [each.flow for each in served(queue, 10)]
-    assert abs(first_ten.count("a") - first_ten.count("b")) <= 1
-
-
-def test_one_that_was_idle_for_a_while_has_saved_up_nothing_either() -> None:
-    queue = queue_of(one("b"), *[one("a") for _ in range(30)])
-    served(queue, 21)
+@pytest.mark.parametrize(
+    ("before", "served_before"),
+    [(["a"] * 20, 10), (["b", *["a"] * 30], 21)],
+    ids=["from the beginning", "for a while"],
+)
+def test_one_that_was_idle_has_saved_up_nothing(before: list[str], served_before: int) -> None:
+    queue = queue_of(*map(one, before))
+    served(queue, served_before)
     for _ in range(10):
         queue.push(one("b"))
     first_ten = [each.flow for each in served(queue, 10)]

@@ -141,3 +141,5 @@ def test_an_interface_that_changes_changes_its_flows_and_no_others() -> None:
     assert network.next_done_at_s() == pytest.approx(0.5 + 50 / 25)
     network.set_bandwidth("a", 10.0, 1.5)
     assert network.next_done_at_s() == pytest.approx(1.5 + 25 / 10)
+    network.set_bandwidth("a", 50.0, 2.0)
+    assert network.next_done_at_s() == pytest.approx(2.0 + 20 / 25)

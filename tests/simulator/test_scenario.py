@@ -208,6 +208,15 @@ def test_an_idle_replica_that_is_stopped_leaves_at_once() -> None:
     assert run.replica_seconds["mixed"] == pytest.approx(0.5 + run.ended_at_s)
 
 
+def test_what_runs_on_a_replica_that_dies_is_resumed_with_what_it_had_sent() -> None:
+    made = scenario(pool(Role.MIXED, 2), scheduled_events=(Kill(at_s=0.6, replica_id="mixed-0"),))
+    run = simulate(made, simultaneous_trace(2, prompt_tokens=100, output_tokens=200))
+    assert (served(run), run.resumes) == (2, 1)
+    assert {outcome.output_tokens for outcome in run.outcomes} == {200}
+    # Recomputing 0.6 s of tokens takes one prefill, not 0.6 s.
+    assert abs(run.outcomes[0].e2e_s - run.outcomes[1].e2e_s) < 0.1
+
+
 def test_a_role_that_changes_moves_new_work_and_leaves_the_old_alone() -> None:
     flip = SetRole(at_s=0.5, replica_id="prefill-0", role=Role.DECODE)
     made = scenario(

@@ -94,6 +94,16 @@ def test_running_legs_are_served_before_newcomers() -> None:
     assert [output.leg_id for output in core.finish_step(0.0)] == ["old"]
 
 
+def test_no_more_legs_run_at_once_than_may() -> None:
+    core = new_core(replace(SETTINGS, max_running_requests=2))
+    for n in range(3):
+        core.add(local_leg(str(n), (5 + n,) * 3, max_tokens=2))
+    step = core.begin_step(0.0)
+    assert step is not None
+    assert core.load().running_requests == 2
+    assert core.load().queued_requests == 1
+
+
 def test_a_step_takes_the_time_of_its_tokens() -> None:
     settings = replace(
         SETTINGS,

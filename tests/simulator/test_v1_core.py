@@ -322,6 +322,35 @@ def test_when_all_fall_back_those_whose_blocks_are_here_take_their_seats() -> No
     assert [output.leg_id for output in target.finish(0.3)] == ["d"]
 
 
+def test_blocks_that_are_released_end_the_stretch_of_whoever_keeps_others_waiting() -> None:
+    core = new_core(with_changes(SETTINGS, kv_blocks=14))
+    run_prefill(core, prefill("p", 30))
+    core.add(leg("a", 4, 16))
+    core.begin(0.1, horizon_s=0.0)
+    core.finish(0.2)
+    core.add(leg("b", 30, 1))
+    whole_s = core.begin(0.2, horizon_s=9.0)
+    assert whole_s is not None
+    assert core.interrupt(0.201) == pytest.approx(whole_s - 0.001)
+    assert core.release("p", 0.201)
+    left_s = core.interrupt(0.201)
+    assert left_s is not None
+    assert left_s < 0.005
+
+
+def test_a_stretch_ends_with_the_step_in_which_a_lease_does() -> None:
+    core = new_core()
+    run_prefill(core, prefill("p", 30))
+    expiry_s = core.next_expiry_s()
+    assert expiry_s is not None
+    core.add(leg("a", 4, 300))
+    core.begin(0.1, horizon_s=9.0)
+    core.finish(0.2)
+    took_s = core.begin(0.2, horizon_s=9.0)
+    assert took_s is not None
+    assert expiry_s - 0.2 <= took_s < expiry_s - 0.2 + 0.005
+
+
 def test_a_step_that_takes_memory_from_somebody_admits_nobody() -> None:
     source = new_core()
     target = new_core(with_changes(SETTINGS, kv_blocks=12), "d0")
