@@ -28,29 +28,6 @@ def test_a_label_may_be_chosen_in_each_of_rays_ways(load: Load, selector: str) -
     assert load(render(config)).config == config
 
 
-@pytest.mark.parametrize(
-    ("keys", "finding"),
-    [
-        ("placement: {labels: {rack: 'in('}}", "placement.labels.rack: got 'in(', expected what"),
-        ("placement: {labels: {rack: 7}}", "placement.labels.rack: got 7, expected what a label"),
-        ("placement: {labels: {'a b': c}}", "placement.labels: got the name 'a b', expected"),
-        (
-            "resources: {gpus: 2}, parallel: {tp: 2}, placement: {max_per_node: 1}",
-            "placement.max_per_node: not possible with 2 workers",
-        ),
-        (
-            "engine: {extra: {enable_expert_parallel: true}}",
-            "engine.extra.enable_expert_parallel: cannot be passed on, use 'parallel.ep of the",
-        ),
-    ],
-)
-def test_what_no_node_can_be_asked_for_is_refused(
-    load_invalid: Refuse, keys: str, finding: str
-) -> None:
-    (found,) = load_invalid(main_pool(keys))
-    assert f"pools.main.{finding}" in found
-
-
 @pytest.mark.parametrize("address", ["0.0.0.0", "here.example", "10.0.0.0/8"])  # noqa: S104
 def test_a_node_is_reached_at_one_address(load_invalid: Refuse, address: str) -> None:
     (found,) = load_invalid(f"{MINIMAL_CONFIG}cluster: {{node_address: {address}}}\n")
@@ -63,23 +40,6 @@ def test_a_node_that_ray_would_call_by_another_name_is_refused(
 ) -> None:
     (found,) = load_invalid(f'{MINIMAL_CONFIG}cluster: {{node_address: "{address}"}}\n')
     assert f"cluster.node_address: got {address!r}, which Ray takes for 127.0.0.1" in found
-
-
-@pytest.mark.parametrize(
-    ("cache", "finding"),
-    [
-        ("path: /a, claim: b", "cluster.model_cache: got path and claim, expected one of them"),
-        ("claim: b, size: 1TiB", "cluster.model_cache: got claim and size, expected one of them"),
-        ("path: models", "cluster.model_cache.path: got 'models', expected a whole path"),
-        ("claim: My_Claim", "cluster.model_cache.claim: got 'My_Claim', expected a name of"),
-        ("storage_class: fast", "cluster.model_cache.storage_class: has no effect without size"),
-    ],
-)
-def test_models_are_kept_in_one_place_that_all_nodes_find(
-    load_invalid: Refuse, cache: str, finding: str
-) -> None:
-    (found,) = load_invalid(f"{MINIMAL_CONFIG}cluster: {{model_cache: {{{cache}}}}}\n")
-    assert finding in found
 
 
 @pytest.mark.parametrize(

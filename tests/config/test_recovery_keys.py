@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
-
 from baton.config import coordinator_limits
 from baton.control.state.limits import RecoveryOptions
 from baton.policy.resilience.circuit_breakers import BreakerOptions
 from baton.policy.resilience.hedging import HedgeOptions
 from baton.policy.resilience.retry_budget import RetryOptions
 from tests.config.conftest import MINIMAL_CONFIG, Load
-
-Refuse = Callable[..., tuple[str, ...]]
 
 
 def recovery(keys: str) -> str:
@@ -40,20 +34,3 @@ def test_coordinators_go_by_what_is_said(load: Load) -> None:
 def test_hedges_can_be_switched_off(load: Load) -> None:
     limits = coordinator_limits(load(recovery("hedging: {latency_multiple: null}")).config)
     assert limits.recovery.hedging.latency_multiple is None
-
-
-@pytest.mark.parametrize(
-    ("key", "wrong"),
-    [
-        ("heartbeat_timeout", "100ms"),
-        ("circuit_breaker.failure_threshold", "0"),
-        ("circuit_breaker.open_duration", "31s"),
-        ("retry_budget.ratio", "-1"),
-        ("hedging.latency_multiple", "1"),
-    ],
-)
-def test_senseless_bounds_are_refused(load_invalid: Refuse, key: str, wrong: str) -> None:
-    section, _, inner = key.partition(".")
-    value = f"{{{inner}: {wrong}}}" if inner else wrong
-    (finding,) = load_invalid(recovery(f"{section}: {value}"))
-    assert f"recovery.{key}" in finding

@@ -22,16 +22,8 @@ def test_nothing_is_encrypted_for_clients_unless_told(load: Load) -> None:
     assert not said.required
 
 
-def test_a_certificate_and_its_key_are_said_together(load: Load, load_invalid: Refuse) -> None:
+def test_a_certificate_and_its_key_are_said_together(load: Load) -> None:
     assert load(tls("cert_file: a.pem, key_file: b.pem")).config.security.tls.key_file == "b.pem"
-    for lone, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
-        (finding,) = load_invalid(tls(f"{lone}: a.pem"))
-        assert f"security.tls.{lone}: given without {other}" in finding
-
-
-def test_clients_show_no_certificates_in_clear(load_invalid: Refuse) -> None:
-    (finding,) = load_invalid(tls("client_ca_file: ca.pem"))
-    assert "security.tls.client_ca_file: has no effect without cert_file" in finding
 
 
 @pytest.mark.parametrize("path", ["'a\"b'", '"a\'b"', "'a\\b'", "'a$b'", "'a#b'"])

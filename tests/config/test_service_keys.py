@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,6 @@ from baton.policy.admission.slo_classes import Comparison, SloRule
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
 from tests.config.conftest import MINIMAL_CONFIG, Load
 
-Refuse = Callable[..., tuple[str, ...]]
 PD = MINIMAL_CONFIG.replace(
     "{main: {role: mixed}}",
     "{p: {role: prefill, replicas: {min: 1, initial: 2, max: 4}},"
@@ -225,80 +223,6 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
 ) -> None:
     config = load(MINIMAL_CONFIG.replace("mixed", f"mixed, resources: {resources}")).config
     assert price_per_hour(config.pools["main"]) == price
-
-
-@pytest.mark.parametrize(
-    ("text", "finding"),
-    [
-        (
-            "slo: {classes: {default: {ttft: 1s}}}",
-            "x0.yaml:4:17: slo.classes.default: there is one already, put what it says under"
-            " slo.default",
-        ),
-        (
-            "slo: {classes: {long: {match: output_tokens > 9}}}",
-            "x0.yaml:4:31: slo.classes.long.match: got 'output_tokens > 9', expected a condition"
-            " such as 'prompt_tokens > 8000', with >, >=, < or <=",
-        ),
-        ("slo: {default: {match: prompt_tokens > 1}}", "slo.default.match: unknown key"),
-        ("slo: {default: {priority: 101}}", "slo.default.priority: got 101, expected a whole"),
-        ("slo: {default: {attainment: 99}}", "slo.default.attainment: got 99, expected a number"),
-        (
-            "tenants: {a: {slo: golf}}\nslo: {classes: {gold: {}}}",
-            "x0.yaml:4:20: tenants.a.slo: no class 'golf', did you mean 'gold'?",
-        ),
-        (
-            "tenants: {a: {classes: [default, x]}}",
-            "tenants.a.classes.1: no class 'x', expected one of default",
-        ),
-        ("tenants: {a: {classes: [x, x]}}", "tenants.a.classes: got a list, expected a list of"),
-        ("tenants: {a: {weight: 0}}", "tenants.a.weight: got 0, expected a number, at least 0.001"),
-        ("tenants: {a: {weight: .inf}}", "tenants.a.weight: got '.inf', expected a number"),
-        (
-            "tenants: {a: {rate: {requests: 10}}}",
-            "tenants.a.rate.requests: got 10, expected a rate such as 10/s or 50k/min, at least"
-            " 0.00001/s, at most 1000000M/s, did you mean '10/s'?",
-        ),
-        (
-            "tenants: {a: {rate: {tokens: 0/s}}}",
-            "tenants.a.rate.tokens: got '0/s', expected a rate",
-        ),
-        ("tenants: {a: {max_in_flight: 0}}", "tenants.a.max_in_flight: got 0, expected a whole"),
-        (
-            "tenants: {a: {anonymous: true}}",
-            "tenants.a.anonymous: has no effect here: callers without a key are tenant 'default'",
-        ),
-        ("tenants: {'a b': {}}", "tenants: got the name 'a b', expected at most 64 letters"),
-        (
-            "autoscaler: {scale_to_zero: true}",
-            "autoscaler.scale_to_zero: no pool may have 0 replicas",
-        ),
-        (
-            "autoscaler: {gpu_budget: 3}",
-            "autoscaler.gpu_budget: got 3, expected at least 4, which the pools start with",
-        ),
-        ("autoscaler: {policy: slow}", "autoscaler.policy: got 'slow', expected 'slo', 'static'"),
-        ("autoscaler: {interval: 10ms}", "autoscaler.interval: got '10ms', expected a duration"),
-        (
-            "server: {allow: {media_domains: [a.example, 'https://b.example']}}",
-            "server.allow.media_domains: got 'https://b.example', expected a host name",
-        ),
-        (
-            "server: {allow: {media_domains: ['--trust-remote-code']}}",
-            "server.allow.media_domains: got '--trust-remote-code', expected a host name",
-        ),
-        (
-            "router: {overflow: {decode_on_prefill: 1.1}}",
-            "router.overflow.decode_on_prefill: got 1.1, expected a number",
-        ),
-        ("admission: {policy: none}", "admission.policy: got 'none', expected 'predicted' or"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_its_place(
-    load_invalid: Refuse, text: str, finding: str
-) -> None:
-    (found,) = load_invalid(PD + text)
-    assert finding in found
 
 
 @pytest.mark.parametrize(
