@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,231 +17,17 @@ from baton.perf.model.config_json import from_config, weights_dtype
 from baton.perf.model.known_models import KNOWN_MODELS, dtype_hint, find_shape
 from baton.perf.model.shape import ModelShape
 
-LLAMA_8B: Mapping[str, object] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-DEEPSEEK_V3: Mapping[str, object] = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "num_hidden_layers": 61,
-    "vocab_size": 129280,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 3,
-    "moe_layer_freq": 1,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "max_position_embeddings": 163840,
-    "quantization_config": {"quant_method": "fp8"},
-}
-GPT_OSS_120B: Mapping[str, object] = {
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "num_hidden_layers": 36,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "vocab_size": 201088,
-    "max_position_embeddings": 131072,
-    "quantization_config": {"quant_method": "mxfp4"},
-}
-QWEN3_30B: Mapping[str, object] = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_hidden_layers": 48,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "sliding_window": None,
-    "use_sliding_window": False,
-    "max_window_layers": 48,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-}
-OPT_13B: Mapping[str, object] = {
-    "model_type": "opt",
-    "hidden_size": 5120,
-    "ffn_dim": 20480,
-    "num_attention_heads": 40,
-    "num_hidden_layers": 40,
-    "vocab_size": 50272,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "float16",
-}
-BLOOM: Mapping[str, object] = {
-    "model_type": "bloom",
-    "n_embed": 14336,
-    "hidden_size": 14336,
-    "n_head": 112,
-    "n_layer": 70,
-    "vocab_size": 250880,
-    "seq_length": 2048,
-}
-FALCON_40B: Mapping[str, object] = {
-    "model_type": "falcon",
-    "hidden_size": 8192,
-    "num_attention_heads": 128,
-    "num_kv_heads": 8,
-    "new_decoder_architecture": True,
-    "num_hidden_layers": 60,
-    "vocab_size": 65024,
-}
-GPT_2: Mapping[str, object] = {
-    "model_type": "gpt2",
-    "n_embd": 768,
-    "n_head": 12,
-    "n_layer": 12,
-    "n_positions": 1024,
-    "n_inner": None,
-    "vocab_size": 50257,
-}
-NEOX: Mapping[str, object] = {
-    "model_type": "gpt_neox",
-    "hidden_size": 6144,
-    "intermediate_size": 24576,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 44,
-    "vocab_size": 50432,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 2048,
-}
-MIXTRAL: Mapping[str, object] = {
-    "model_type": "mixtral",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 32,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "sliding_window": None,
-    "vocab_size": 32000,
-    "max_position_embeddings": 32768,
-}
-GEMMA_2_9B: Mapping[str, object] = {
-    "model_type": "gemma2",
-    "hidden_size": 3584,
-    "intermediate_size": 14336,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 256,
-    "num_hidden_layers": 42,
-    "sliding_window": 4096,
-    "vocab_size": 256000,
-    "max_position_embeddings": 8192,
-}
-MAVERICK: Mapping[str, object] = {
-    "model_type": "llama4",
-    "text_config": {
-        "model_type": "llama4_text",
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "num_hidden_layers": 48,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 1,
-        "interleave_moe_layer_step": 2,
-        "attention_chunk_size": 8192,
-        "no_rope_layers": [],
-        "vocab_size": 202048,
-        "max_position_embeddings": 1048576,
-    },
-    "vision_config": {"hidden_size": 1408},
-    "tie_word_embeddings": False,
-}
-QWEN2_57B: Mapping[str, object] = {
-    "model_type": "qwen2_moe",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "moe_intermediate_size": 2560,
-    "shared_expert_intermediate_size": 20480,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 28,
-    "num_experts": 64,
-    "num_experts_per_tok": 8,
-    "decoder_sparse_step": 1,
-    "sliding_window": 65536,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-}
-GEMMA_3_4B: Mapping[str, object] = {
-    "model_type": "gemma3",
-    "text_config": {
-        "model_type": "gemma3_text",
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 34,
-        "sliding_window": 1024,
-        "max_position_embeddings": 131072,
-    },
-}
-PHI_3_MINI: Mapping[str, object] = {
-    "model_type": "phi3",
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "num_hidden_layers": 32,
-    "sliding_window": None,
-    "vocab_size": 32064,
-    "max_position_embeddings": 131072,
-}
-
-
-@pytest.mark.parametrize(
-    ("hub_id", "config"),
-    [
-        ("meta-llama/Llama-3.1-8B", LLAMA_8B),
-        ("deepseek-ai/DeepSeek-V3", DEEPSEEK_V3),
-        ("openai/gpt-oss-120b", GPT_OSS_120B),
-        ("Qwen/Qwen3-30B-A3B", QWEN3_30B),
-        ("Qwen/Qwen2-57B-A14B", QWEN2_57B),
-        ("facebook/opt-13b", OPT_13B),
-        ("bigscience/bloom", BLOOM),
-        ("tiiuae/falcon-40b", FALCON_40B),
-        ("openai-community/gpt2", GPT_2),
-        ("EleutherAI/gpt-neox-20b", NEOX),
-        ("mistralai/Mixtral-8x7B-v0.1", MIXTRAL),
-        ("google/gemma-2-9b", GEMMA_2_9B),
-        ("google/gemma-3-4b", GEMMA_3_4B),
-        ("meta-llama/Llama-4-Maverick-17B-128E", MAVERICK),
-        ("microsoft/Phi-3-mini-128k", PHI_3_MINI),
-    ],
+CONFIGS: Mapping[str, Mapping[str, object]] = json.loads(
+    Path(__file__).with_name("configs.json").read_text(encoding="utf-8")
 )
+"""What the authors' config.json says of models, by their ids on the hub."""
+LLAMA_8B = CONFIGS["meta-llama/Llama-3.1-8B"]
+DEEPSEEK_V3 = CONFIGS["deepseek-ai/DeepSeek-V3"]
+QWEN3_30B = CONFIGS["Qwen/Qwen3-30B-A3B"]
+FALCON_40B = CONFIGS["tiiuae/falcon-40b"]
+
+
+@pytest.mark.parametrize(("hub_id", "config"), CONFIGS.items(), ids=list(CONFIGS))
 def test_a_config_and_a_name_describe_the_same_model(
     hub_id: str, config: Mapping[str, object]
 ) -> None:
@@ -473,54 +261,32 @@ def test_dense_layers_are_the_first_the_listed_and_those_between() -> None:
     assert dense(first_k_dense_replace=4) == 4
 
 
+def quantized(method: str, **more: object) -> dict[str, object]:
+    return {"quantization_config": {"quant_method": method, **more}}
+
+
+def compressed(bits: int, number: str, **more: object) -> dict[str, object]:
+    group = {"weights": {"num_bits": bits, "type": number}}
+    return quantized("compressed-tensors", config_groups={"group_0": group}, **more)
+
+
 @pytest.mark.parametrize(
     ("said", "dtype"),
     [
         ({}, Dtype.BF16),
         ({"torch_dtype": "float16"}, Dtype.FP16),
         ({"dtype": "float32"}, Dtype.FP32),
-        ({"quantization_config": {"quant_method": "fp8"}}, Dtype.FP8),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, Dtype.INT4),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, Dtype.INT8),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, Dtype.FP4),
-        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, Dtype.FP4),
-        (
-            {
-                "quantization_config": {
-                    "quant_method": "compressed-tensors",
-                    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}},
-                }
-            },
-            Dtype.INT8,
-        ),
-        (
-            {
-                "quantization_config": {
-                    "quant_method": "compressed-tensors",
-                    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
-                }
-            },
-            Dtype.FP8,
-        ),
-        (
-            {
-                "quantization_config": {
-                    "quant_method": "compressed-tensors",
-                    "format": "nvfp4-pack-quantized",
-                    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float"}}},
-                }
-            },
-            Dtype.FP4,
-        ),
-        (
-            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-            Dtype.INT4,
-        ),
-        (
-            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
-            Dtype.INT8,
-        ),
-        ({"quantization_config": {"quant_method": "auto-round", "bits": 4}}, Dtype.INT4),
+        (quantized("fp8"), Dtype.FP8),
+        (quantized("awq", bits=4), Dtype.INT4),
+        (quantized("gptq", bits=8), Dtype.INT8),
+        (quantized("mxfp4"), Dtype.FP4),
+        (quantized("modelopt", quant_algo="NVFP4"), Dtype.FP4),
+        (compressed(8, "int"), Dtype.INT8),
+        (compressed(8, "float"), Dtype.FP8),
+        (compressed(4, "float", format="nvfp4-pack-quantized"), Dtype.FP4),
+        (quantized("bitsandbytes", load_in_4bit=True), Dtype.INT4),
+        (quantized("bitsandbytes", load_in_8bit=True), Dtype.INT8),
+        (quantized("auto-round", bits=4), Dtype.INT4),
         ({"text_config": {"model_type": "llama", "torch_dtype": "float16"}}, Dtype.FP16),
     ],
 )
