@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from baton.cli.explain.explain import report_lines
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import (
@@ -21,6 +23,7 @@ from baton.domain.request import Phase
 from baton.domain.slo import ALL_MET, Slo, SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.request_log import request_report
+from tests.cli.as_shown import AsShown, differences
 
 REMOTE = Route(
     mode=HandoffMode.PULL,
@@ -125,100 +128,9 @@ def shown(*records: RequestRecord) -> str:
     return "\n".join(report_lines({"request_id": "r-1", "requests": told}))
 
 
-def line_with(part: str, *records: RequestRecord) -> str:
-    (line,) = [line for line in shown(*records).splitlines() if part in line]
-    return line.strip()
-
-
 def test_the_example_in_the_documents_is_what_is_shown() -> None:
     document = Path(__file__).parents[2] / "docs" / "operations" / "routing.md"
     assert shown(RECORD) in document.read_text(encoding="utf-8")
-
-
-def test_a_prediction_that_was_too_short_is_called_so() -> None:
-    late = evolve(RECORD, first_token_at_s=10.4203)
-    assert line_with("TTFT from", late).endswith("actual 420 ms (predicted 50% too short)")
-
-
-def test_a_route_whose_decode_replica_was_chosen_again_says_so() -> None:
-    changed = evolve(RECORD, routes=(evolve(REMOTE, decode_replica_id="d-9"),))
-    assert line_with("changed", changed) == (
-        "route changed: decoded on d-9, not d-1: the decode replica is chosen again at the handoff"
-    )
-
-
-def test_a_route_that_became_quite_another_says_why() -> None:
-    changed = evolve(RECORD, routes=(LOCAL,))
-    assert line_with("changed", changed) == "route changed: p-1 -> d-1 became d-2, local_only"
-
-
-def test_a_request_that_was_placed_again_says_why_and_when() -> None:
-    again = PlacementDecision(route=LOCAL, policy="predicted", at_s=10.15)
-    resumed = evolve(
-        RECORD,
-        routes=(REMOTE, LOCAL),
-        decisions=(DECISION, again),
-        resumes=1,
-        resume_reasons=("p-1 was lost",),
-    )
-    assert "resumes: 1" in shown(resumed)
-    assert line_with("placement 1", resumed) == "placement 1 of 2"
-    assert line_with("placement 2", resumed) == "placement 2 of 2, because p-1 was lost"
-    assert line_with("150 ms after", resumed) == (
-        "policy predicted, 150 ms after arrival: d-2, local_only"
-    )
-    assert [line.strip() for line in shown(resumed).splitlines() if "TTFT from" in line] == [
-        "TTFT from then on: predicted 210 ms, actual no first token",
-        "TTFT from then on: predicted nothing, actual 50 ms",
-    ]
-
-
-def test_each_resume_has_its_own_reason() -> None:
-    decisions = tuple(evolve(DECISION, at_s=at_s) for at_s in (10.0, 10.1, 10.15))
-    resumed = evolve(
-        RECORD,
-        routes=(REMOTE,) * 3,
-        decisions=decisions,
-        resumes=2,
-        resume_reasons=("first", "second"),
-    )
-    assert line_with("placement 2", resumed).endswith("because first")
-    assert line_with("placement 3", resumed).endswith("because second")
-
-
-def test_a_request_that_found_no_replica_again_says_after_what() -> None:
-    lost = evolve(RECORD, resumes=1, resume_reasons=("p-1 was lost",))
-    assert shown(lost).endswith("\n\nnot placed again after: p-1 was lost")
-    assert "because" not in shown(lost)
-
-
-def test_a_prefix_that_is_fetched_says_who_prefills_what() -> None:
-    fetch = evolve(REMOTE, reason=RouteReason.PREFIX_FETCH, prefill_tokens=2992)
-    fetched = evolve(RECORD, routes=(fetch,), decisions=(evolve(DECISION, route=fetch),))
-    assert line_with("rest", fetched) == "p-1 prefills the first 2992 tokens, d-1 the rest"
-
-
-def test_a_policy_that_predicts_nothing_says_so() -> None:
-    plain = evolve(RECORD, decisions=(evolve(DECISION, policy="random", options=()),))
-    assert line_with("options:", plain) == "options: none kept, this policy predicts nothing"
-    assert line_with("TTFT from", plain).endswith("predicted nothing, actual 200 ms")
-
-
-def test_a_request_that_was_refused_is_one_paragraph() -> None:
-    refused = evolve(
-        RECORD,
-        outcome=Phase.SHED,
-        reason="the queue is full",
-        routes=(),
-        decisions=(),
-        first_token_at_s=None,
-        cached_tokens=None,
-    )
-    text = shown(refused)
-    assert "placement" not in text
-    assert line_with("shed", refused).endswith("shed (the queue is full)")
-    assert line_with("tokens:", refused) == "tokens: 3990 prompt (unknown cached), 64 output"
-    assert line_with("no first token", refused) == "no first token in 1 s"
 
 
 def test_the_choices_of_a_request_are_one_paragraph_each() -> None:
@@ -226,44 +138,73 @@ def test_the_choices_of_a_request_are_one_paragraph_each() -> None:
     assert "\n\n1_chatcmpl-r-1-1a2b3c4d: finished" in text
 
 
-def test_every_objective_that_was_broken_is_named_with_what_came() -> None:
-    slo = Slo(name="chat", ttft_s=0.15, tpot_s=0.01, itl_p99_s=0.05)
-    judgement = SloResult(was_served=True, ttft_met=False, tpot_met=False, itl_met=False)
-    broken = evolve(RECORD, slo=slo, slo_result=judgement, itl_violations=9, max_itl_s=0.3)
-    assert line_with("class chat", broken) == (
-        "class chat of tenant acme: missed: TTFT 200 ms, promised 150 ms;"
-        " TPOT 12.7 ms, promised 10 ms; 9 gaps above 50 ms, 0 allowed"
-    )
-
-
-def test_a_request_that_was_refused_says_that_it_was_not_served() -> None:
-    refused = evolve(
+AGAIN = PlacementDecision(route=LOCAL, policy="predicted", at_s=10.15)
+FETCH = evolve(REMOTE, reason=RouteReason.PREFIX_FETCH, prefill_tokens=2992)
+UNSERVED = evolve(RECORD, first_token_at_s=None, last_token_at_s=None, output_tokens=0)
+CASES = {
+    "a prediction that was too short is called so": evolve(RECORD, first_token_at_s=10.4203),
+    "a route whose decode replica was chosen again says so": evolve(
+        RECORD, routes=(evolve(REMOTE, decode_replica_id="d-9"),)
+    ),
+    "a route that became quite another says why": evolve(RECORD, routes=(LOCAL,)),
+    "a request that was placed again says why and when": evolve(
+        RECORD,
+        routes=(REMOTE, LOCAL),
+        decisions=(DECISION, AGAIN),
+        resumes=1,
+        resume_reasons=("p-1 was lost",),
+    ),
+    "each resume has its own reason": evolve(
+        RECORD,
+        routes=(REMOTE,) * 3,
+        decisions=tuple(evolve(DECISION, at_s=at_s) for at_s in (10.0, 10.1, 10.15)),
+        resumes=2,
+        resume_reasons=("first", "second"),
+    ),
+    "a request that found no replica again says after what": evolve(
+        RECORD, resumes=1, resume_reasons=("p-1 was lost",)
+    ),
+    "a prefix that is fetched says who prefills what": evolve(
+        RECORD, routes=(FETCH,), decisions=(evolve(DECISION, route=FETCH),)
+    ),
+    "a policy that predicts nothing says so": evolve(
+        RECORD, decisions=(evolve(DECISION, policy="random", options=()),)
+    ),
+    "a request that was refused is one paragraph": evolve(
         RECORD,
         outcome=Phase.SHED,
+        reason="the queue is full",
+        routes=(),
+        decisions=(),
         first_token_at_s=None,
-        last_token_at_s=None,
-        output_tokens=0,
-        slo_result=SloResult(was_served=False, ttft_met=True, tpot_met=True, itl_met=True),
-    )
-    assert line_with("class chat", refused).endswith("missed: not served")
-    assert "TTFT: " not in shown(refused)
-
-
-def test_a_client_that_left_in_time_with_nothing_counts_neither_way() -> None:
-    left = evolve(
+        cached_tokens=None,
+    ),
+    "every objective that was broken is named with what came": evolve(
         RECORD,
-        outcome=Phase.CANCELLED,
-        first_token_at_s=None,
-        last_token_at_s=None,
-        output_tokens=0,
-        slo_result=SloResult(was_served=True, ttft_met=True, tpot_met=True, itl_met=True),
-    )
-    assert line_with("class chat", left).endswith("tenant acme: excluded")
+        slo=Slo(name="chat", ttft_s=0.15, tpot_s=0.01, itl_p99_s=0.05),
+        slo_result=SloResult(was_served=True, ttft_met=False, tpot_met=False, itl_met=False),
+        itl_violations=9,
+        max_itl_s=0.3,
+    ),
+    "a request that was refused says that it was not served": evolve(
+        UNSERVED,
+        outcome=Phase.SHED,
+        slo_result=SloResult(was_served=False, ttft_met=True, tpot_met=True, itl_met=True),
+    ),
+    "a client that left in time with nothing counts neither way": evolve(
+        UNSERVED, outcome=Phase.CANCELLED, slo_result=ALL_MET
+    ),
+    "a request that met everything is called good": evolve(
+        RECORD, slo=Slo(name="chat", ttft_s=0.5), slo_result=ALL_MET
+    ),
+}
 
 
-def test_a_request_that_met_everything_is_called_good() -> None:
-    good = evolve(RECORD, slo=Slo(name="chat", ttft_s=0.5), slo_result=ALL_MET)
-    assert line_with("class chat", good).endswith("tenant acme: good")
+@pytest.mark.parametrize("case", CASES)
+def test_another_request_shows_what_is_other_about_it(case: str, as_shown: AsShown) -> None:
+    """As lines that differ from what is shown of `RECORD`, which is in the documents."""
+    plain, other = shown(RECORD).splitlines(), shown(CASES[case]).splitlines()
+    as_shown("explain_route", case, CASES, differences(plain, other))
 
 
 def test_time_that_was_lost_on_another_replica_is_a_part_of_its_own() -> None:
