@@ -17,8 +17,8 @@ class AsShown:
     write: bool = False
 
     def __call__(self, name: str, case: str, cases: Iterable[str], lines: Iterable[str]) -> None:
-        """One of the cases of the file shows these lines; empty ones do not count."""
-        shown = [line.rstrip() for line in lines if line.strip()]
+        """One of the cases of the file shows these lines."""
+        shown = _without_last_blanks(line.rstrip() for line in lines)
         file = FOLDER / f"{name}.txt"
         known = _sections(file)
         if self.write:
@@ -42,6 +42,13 @@ def _sections(file: Path) -> dict[str, list[str]]:
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         if line.startswith("# "):
             lines = sections[line.removeprefix("# ")] = []
-        elif line:
+        else:
             lines.append(line)
-    return sections
+    return {title: _without_last_blanks(lines) for title, lines in sections.items()}
+
+
+def _without_last_blanks(lines: Iterable[str]) -> list[str]:
+    kept = list(lines)
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept

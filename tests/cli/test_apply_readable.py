@@ -14,6 +14,7 @@ from baton.cli.run.rollout_options import apply_lines
 from baton.config import LoadedConfig
 from baton.domain.errors import ApplyRejected
 from baton.serving.rollout.ports import ApplyOptions
+from tests.cli.as_shown import AsShown
 from tests.cli.invoked import invoke
 
 SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
@@ -51,58 +52,32 @@ def run(scripted: Scripted, *arguments: str) -> Result:
     return invoke(scripted, "apply", *arguments)
 
 
-def test_changes_stand_under_what_they_take_and_the_outcome_comes_last() -> None:
-    assert apply_lines(APPLIED) == [
-        "live:",
-        "  slo.default.ttft: null -> 1s",
-        "  router.seed: 0 -> 1",
-        "pool size:",
-        "  pools.decode.replicas.initial: 2 -> 3",
-        "decode: 2 -> 3 replicas",
-        "prefill: replicas replaced one by one",
-        "applied as generation 4 in 0.12 s",
-    ]
+HANDED_ON = [
+    {"reload": "live", "change": "models.tiny.engine.max_num_seqs: 64 -> 32"},
+    {"reload": "live", "change": "models.tiny.engine.seed: 1 -> 2"},
+    {"reload": "rolling", "change": "pools.decode.engine.max_num_seqs: 64 -> 32"},
+]
+CASES: dict[str, Report] = {
+    "changes stand under what they take, and the outcome comes last": APPLIED,
+    "histograms that begin new series are named below the changes": {
+        **APPLIED,
+        "changes": CHANGES[:1],
+        "histograms": ["baton_held_seconds: +45 s, -2 s"],
+    },
+    "what a model hands on to its pools is shown where it takes something": {
+        **APPLIED,
+        "changes": HANDED_ON,
+    },
+    "nothing differs": {**APPLIED, "changes": []},
+    "shown alone": {**APPLIED, "outcome": "shown"},
+    "a dry run": {**APPLIED, "outcome": "dry run"},
+    "started again": {**APPLIED, "outcome": "restarted", "endpoint": "http://h:1"},
+}
 
 
-def test_histograms_that_begin_new_series_are_named_below_the_changes() -> None:
-    histograms = ["baton_held_seconds: +45 s, -2 s"]
-    lines = apply_lines({**APPLIED, "changes": CHANGES[:1], "histograms": histograms})
-    assert lines[:4] == [
-        "live:",
-        "  slo.default.ttft: null -> 1s",
-        "histograms with other edges, which begin new series (label edges):",
-        "  baton_held_seconds: +45 s, -2 s",
-    ]
-
-
-def test_what_a_model_hands_on_to_its_pools_is_shown_where_it_takes_something() -> None:
-    changes = [
-        {"reload": "live", "change": "models.tiny.engine.max_num_seqs: 64 -> 32"},
-        {"reload": "live", "change": "models.tiny.engine.seed: 1 -> 2"},
-        {"reload": "rolling", "change": "pools.decode.engine.max_num_seqs: 64 -> 32"},
-    ]
-    assert apply_lines({**APPLIED, "changes": changes})[:4] == [
-        "live:",
-        "  models.tiny.engine.seed: 1 -> 2",
-        "rolling:",
-        "  pools.decode.engine.max_num_seqs: 64 -> 32",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("report", "last"),
-    [
-        ({"changes": [], "outcome": "applied"}, "nothing differs from generation 4"),
-        ({"outcome": "shown"}, "nothing has changed, generation 4 holds"),
-        (
-            {"outcome": "dry run"},
-            "everybody could take it; nothing has changed, generation 4 holds",
-        ),
-        ({"outcome": "restarted", "endpoint": "http://h:1"}, "started again at http://h:1"),
-    ],
-)
-def test_the_outcome_is_said_in_one_line(report: Report, last: str) -> None:
-    assert apply_lines({**APPLIED, **report})[-1] == last
+@pytest.mark.parametrize("case", CASES)
+def test_what_came_of_it_is_shown_as_written(case: str, as_shown: AsShown) -> None:
+    as_shown("apply", case, CASES, apply_lines(CASES[case]))
 
 
 def test_the_file_is_loaded_with_its_layers_and_everything_asked_for_is_passed_on() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from baton.cli.inspect.links import text_report
 from baton.cli.output import text_lines
 from baton.policy.links.estimates import LinkRow, LinkState, LinkTable
 from baton.serving.shared.reports import link_report
+from tests.cli.as_shown import AsShown
 
 OK = LinkRow(
     source_id="p-1",
@@ -39,29 +42,20 @@ UNKNOWN = OK._replace(
 QUARANTINED = OK._replace(state=LinkState.QUARANTINED, why="handshake timed out")
 
 
+CASES = {
+    "a pair is one row with units": (OK, UNKNOWN),
+    "a quarantined pair says why": (QUARANTINED,),
+    "a fleet that hands nothing over has no pairs": (),
+}
+
+
 def shown(*links: LinkRow) -> list[str]:
     return list(text_lines(text_report({"links": link_report(links), "ingresses": 1})))
 
 
-def test_a_pair_is_one_row_with_units() -> None:
-    assert shown(OK, UNKNOWN) == [
-        "pairs: 2 (1 ok, 1 unknown)",
-        "links:",
-        "  source  target  state    transport  GB/s  setup   p50     p99     "
-        "pulls  failures  broken  probed     why",
-        "  p-1     d-1     ok       cuda_ipc   187   1.2 ms  3.4 ms  1.25 s  "
-        "118    2         1       3.2 s ago  -",
-        "  p-1     d-2     unknown  unknown    187   1.2 ms  -       -       "
-        "0      0         0       never      -",
-    ]
-
-
-def test_a_quarantined_pair_says_why() -> None:
-    assert shown(QUARANTINED)[-1].endswith("handshake timed out")
-
-
-def test_a_fleet_that_hands_nothing_over_is_said_to_have_no_pairs() -> None:
-    assert shown() == ["pairs: none: nothing hands blocks over here", "links: -"]
+@pytest.mark.parametrize("case", CASES)
+def test_pairs_are_shown_as_written(case: str, as_shown: AsShown) -> None:
+    as_shown("links", case, CASES, shown(*CASES[case]))
 
 
 def test_what_an_ingress_tells_of_its_links_can_be_shown() -> None:

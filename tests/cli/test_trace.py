@@ -13,6 +13,7 @@ from baton.cli.backend import Report
 from baton.cli.explain.trace import RequestOrder, trace_lines
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import UnknownRequest
+from tests.cli.as_shown import AsShown
 from tests.cli.invoked import invoke
 
 STORY: dict[str, Any] = {
@@ -68,89 +69,34 @@ def run(*arguments: str, scripted: Scripted | None = None) -> Result:
     return invoke(scripted or Scripted(), "trace", *arguments)
 
 
-def lines(**changes: object) -> list[str]:
-    return list(trace_lines([STORY | changes], WIDTH))
-
-
-def line_with(part: str, **changes: object) -> str:
-    (line,) = [line for line in lines(**changes) if part in line]
-    return line
-
-
 def test_each_part_is_a_bar_from_where_the_one_before_it_ended() -> None:
-    queue, transfer = line_with("queue"), line_with("transfer")
+    lines = list(trace_lines([STORY], WIDTH))
+    queue, transfer, *_ = [line for line in lines if "█" in line]
     assert queue.index("█") == queue.index("p-1") + 5
     assert transfer.index("█") == queue.rindex("█") + 1
     assert abs(transfer.count("█") - queue.count("█")) <= 1
-    assert max(map(len, lines())) <= WIDTH
+    assert max(map(len, lines)) <= WIDTH
 
 
-def test_what_it_took_stands_beside_what_was_predicted() -> None:
-    assert line_with("queue").split()[-4:] == ["100", "ms", "10", "ms"]
-    assert line_with("transfer").split()[-3:] == ["100", "ms", "-"]
-    assert line_with("first token").strip() == (
-        "first token after 200 ms (predicted 210 ms from its placement on, 5% too long)"
-    )
+QUEUE, *REST = STORY["waterfall"]
+HELD = {"part": "ingress_wait", "replica": None, "from_s": 0.0, "to_s": 1.0, "predicted_s": None}
+LEG = {"kind": "prefill", "replica": "p-1", "end": "done", "engine_queue_s": 0.25}
+LEG |= {"prompt_tokens": 500, "cached_tokens": 480, "preemptions": 2}
+CASES: dict[str, list[dict[str, Any]]] = {
+    "what was broken comes first, then what each part took beside what was predicted": [STORY],
+    "what no engine said is marked": [STORY | {"waterfall": [QUEUE | {"guessed": True}, *REST]}],
+    "a request without a first token is one waterfall": [
+        STORY | {"first_token_s": None, "waterfall": [HELD], "tpot_s": None}
+    ],
+    "each resume says why": [STORY | {"resume_reasons": ["p-1 was lost"]}],
+    "legs are shown as engines tell of them": [STORY | {"legs": [LEG]}],
+    "several answers of one request are a paragraph each": [STORY, STORY | {"request_id": "1_r-1"}],
+}
 
 
-def test_what_no_engine_said_is_marked() -> None:
-    queue, *rest = STORY["waterfall"]
-    told = lines(waterfall=[queue | {"guessed": True}, *rest])
-    marked = [line for line in told if "~" in line]
-    assert len(marked) == 2
-    assert "queue" in marked[0]
-    assert "~100 ms" in marked[0]
-    assert not any("~" in line for line in lines())
-
-
-def test_what_came_after_the_first_token_has_a_scale_of_its_own() -> None:
-    said = lines()
-    at = said.index("  then 800 ms to the end: 64 tokens, 12.7 ms each, longest gap 30 ms")
-    assert "decode" in said[at + 2]
-    assert said[at + 2].index("█") == line_with("queue").index("█")
-
-
-def test_what_was_broken_is_said_first() -> None:
-    assert lines()[:2] == [
-        "r-1: finished (stop)",
-        "  class chat of tenant acme: missed: TTFT 200 ms, promised 150 ms",
-    ]
-
-
-def test_a_request_without_a_first_token_is_one_waterfall() -> None:
-    held = {
-        "part": "ingress_wait",
-        "replica": None,
-        "from_s": 0.0,
-        "to_s": 1.0,
-        "predicted_s": None,
-    }
-    said = lines(first_token_s=None, waterfall=[held], tpot_s=None)
-    assert "  no first token in 1 s" in said
-    assert not [line for line in said if "to the end" in line]
-    assert "ingress" in line_with("ingress_wait", first_token_s=None, waterfall=[held], tpot_s=None)
-
-
-def test_each_resume_says_why() -> None:
-    assert line_with("resumed", resume_reasons=["p-1 was lost"]).strip() == (
-        "resumed (1 of 1), because p-1 was lost"
-    )
-
-
-def test_legs_are_shown_as_engines_tell_of_them() -> None:
-    leg = {"kind": "prefill", "replica": "p-1", "end": "done", "engine_queue_s": 0.25}
-    leg |= {"prompt_tokens": 500, "cached_tokens": 480, "preemptions": 2}
-    said = lines(legs=[leg])
-    assert "preempted" in said[said.index("  legs, as engines tell of them") + 1]
-    row = line_with("250 ms", legs=[leg])
-    assert row.split()[:3] == ["prefill", "p-1", "done"]
-    assert "500 (480 cached)" in row
-    assert row.endswith("2")
-
-
-def test_several_answers_of_one_request_are_a_paragraph_each() -> None:
-    said = list(trace_lines([STORY, STORY | {"request_id": "1_r-1"}], WIDTH))
-    assert said[said.index("1_r-1: finished (stop)") - 1] == ""
+@pytest.mark.parametrize("case", CASES)
+def test_a_request_is_shown_as_written(case: str, as_shown: AsShown) -> None:
+    as_shown("trace", case, CASES, trace_lines(CASES[case], WIDTH))
 
 
 def test_a_request_is_asked_for_by_its_name() -> None:
