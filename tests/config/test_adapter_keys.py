@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from baton.config.derive.options import adapter_rules, adapter_sources, sim_settings
 from baton.config.diff import Reload, reload_class
-from tests.config.conftest import MINIMAL_CONFIG, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load, Refuse
 
-Refuse = Callable[..., tuple[str, ...]]
 WITH = MINIMAL_CONFIG.replace("source: tiny", "source: tiny, adapters: {sql: {source: org/sql}}")
 
 

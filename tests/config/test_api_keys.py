@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from baton.config.derive.options import api_arguments
 from baton.config.diff import Reload, reload_class
-from tests.config.conftest import MINIMAL_CONFIG, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load, Refuse
 
-Refuse = Callable[..., tuple[str, ...]]
 PARSERS = "api: {enable_auto_tool_choice: true, tool_call_parser: hermes}"
 WITH = MINIMAL_CONFIG.replace("source: tiny", f"source: tiny, revision: r1, {PARSERS}")
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
 from baton.config import render
 from baton.config.load import load_text
 from baton.config.schema.deployment import ApiServerKind, ListenerKind
-from tests.config.conftest import MINIMAL_CONFIG, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load, Refuse
 
-Refuse = Callable[..., tuple[str, ...]]
 RUST = MINIMAL_CONFIG + "server: {api_server: rust}\n"
 
 

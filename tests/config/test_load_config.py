@@ -6,7 +6,6 @@ import copy
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
@@ -35,9 +34,8 @@ from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions
 from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from baton.simulator.engine.settings import SimSettings
-from tests.config.conftest import MINIMAL_CONFIG, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load, Refuse
 
-Refuse = Callable[..., tuple[str, ...]]
 PD = MINIMAL_CONFIG.replace("{main: {role: mixed}}", "{p: {role: prefill}, d: {role: decode}}")
 """A prefill and a decode pool."""
 

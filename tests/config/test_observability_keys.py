@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from baton.config import render
@@ -11,10 +9,9 @@ from baton.config.language.addresses import is_host
 from baton.config.language.tree import is_secret_name
 from baton.config.write.render import render_redacted
 from baton.domain.names.addresses import is_any_address, is_loopback
-from tests.config.conftest import MINIMAL_CONFIG, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load, Refuse
 
 HUSH = "hunter2"
-Refuse = Callable[..., tuple[str, ...]]
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is to be refused
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.config import engine_env, render
 from baton.config.derive.selectors import matches_labels
-from tests.config.conftest import MINIMAL_CONFIG, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load, Refuse
 
-Refuse = Callable[..., tuple[str, ...]]
 LABELS = st.dictionaries(st.sampled_from("pqr"), st.sampled_from("abc"), max_size=3)
 
 

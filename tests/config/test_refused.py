@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.config.conftest import Refuse
 
 FILE = Path(__file__).with_name("refused.txt")
 ANCHORS = {
@@ -67,7 +68,7 @@ def read_cases() -> list[Case]:
 
 @pytest.mark.parametrize("case", read_cases(), ids=lambda case: "; ".join(case.edits))
 def test_what_cannot_be_is_refused_with_its_place_and_all_that_is_wrong(
-    load_invalid: Callable[..., tuple[str, ...]], case: Case
+    load_invalid: Refuse, case: Case
 ) -> None:
     text = case.text()
     lines = [*text.splitlines(), ""]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from baton.config.language.renamed_keys import RENAMED_KEYS, RenamedKey
 from baton.config.language.tree import Node, Scalar
 from baton.config.load import load_text
 from baton.domain.errors import ConfigInvalid
-from tests.config.conftest import MINIMAL_CONFIG
+from tests.config.conftest import MINIMAL_CONFIG, Load, Refuse
 
 
 def from_offset(node: Node) -> Node:
@@ -124,36 +125,18 @@ def test_a_key_under_both_names_is_refused(row: RenamedKey, tmp_path: Path) -> N
     assert any("deprecated, and " in problem for problem in error.value.problems)
 
 
-class Read(Protocol):
-    """Loads texts as files x0.yaml, x1.yaml and so on, with the table."""
-
-    def __call__(
-        self, *texts: str, env: Mapping[str, str] | None = None, sets: Sequence[str] = ()
-    ) -> LoadedConfig: ...
+@pytest.fixture
+def read(load: Load) -> Load:
+    """Loads with the table."""
+    return partial(load, renamed=TABLE)
 
 
 @pytest.fixture
-def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
-    monkeypatch.chdir(tmp_path)
-
-    def _read(
-        *texts: str, env: Mapping[str, str] | None = None, sets: Sequence[str] = ()
-    ) -> LoadedConfig:
-        files = [Path(f"x{index}.yaml") for index in range(len(texts))]
-        for file, text in zip(files, texts, strict=True):
-            file.write_text(text, encoding="utf-8")
-        return load_config(files, env=env, sets=sets, renamed=TABLE)
-
-    return _read
+def refused(load_invalid: Refuse) -> Refuse:
+    return partial(load_invalid, renamed=TABLE)
 
 
-def refused(read: Read, *texts: str, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    with pytest.raises(ConfigInvalid) as error:
-        read(*texts, env=env)
-    return error.value.problems
-
-
-def test_a_value_moves_to_the_new_name_with_its_place(read: Read) -> None:
+def test_a_value_moves_to_the_new_name_with_its_place(read: Load) -> None:
     loaded = read(MINIMAL_CONFIG + "limits:\n  queue: 7\n")
     assert loaded.config.admission.max_queued_requests == 7
     assert loaded.origins["admission.max_queued_requests"] == "x0.yaml:5:10"
@@ -162,12 +145,12 @@ def test_a_value_moves_to_the_new_name_with_its_place(read: Read) -> None:
     )
 
 
-def test_new_names_are_no_cause_for_a_warning(read: Read) -> None:
+def test_new_names_are_no_cause_for_a_warning(read: Load) -> None:
     text = MINIMAL_CONFIG + "admission: {max_queued_requests: 7}\nslo: {default: {ttft: 2s}}\n"
     assert read(text).warnings == ()
 
 
-def test_the_names_that_a_user_chose_stay(read: Read) -> None:
+def test_the_names_that_a_user_chose_stay(read: Load) -> None:
     loaded = read(MINIMAL_CONFIG.replace("mixed", "mixed, replicas: {first: 3}"))
     assert loaded.config.pools["main"].replicas.initial == 3
     assert loaded.warnings == (
@@ -175,19 +158,19 @@ def test_the_names_that_a_user_chose_stay(read: Read) -> None:
     )
 
 
-def test_a_value_is_converted_and_the_warning_gives_the_new_one(read: Read) -> None:
+def test_a_value_is_converted_and_the_warning_gives_the_new_one(read: Load) -> None:
     loaded = read(MINIMAL_CONFIG + "server: {offset: 80}\n")
     assert loaded.config.server.port == 8080
     assert loaded.warnings == ("x0.yaml:4:10: server.offset: deprecated, use server.port: 8080",)
 
 
-def test_what_cannot_be_converted_is_refused_at_its_place(read: Read) -> None:
-    assert refused(read, MINIMAL_CONFIG + "server: {offset: far}\n") == (
+def test_what_cannot_be_converted_is_refused_at_its_place(refused: Refuse) -> None:
+    assert refused(MINIMAL_CONFIG + "server: {offset: far}\n") == (
         "x0.yaml:4:18: server.port: got 'far', expected a whole number, at least 1, at most 65535",
     )
 
 
-def test_a_section_moves_and_joins_the_keys_that_are_there(read: Read) -> None:
+def test_a_section_moves_and_joins_the_keys_that_are_there(read: Load) -> None:
     text = MINIMAL_CONFIG + "gateway: {address: h, port: 1}\nserver: {routes: [health]}\n"
     loaded = read(text + "limits: {times: {stall: 9s}}\nadmission: {timeouts: {total: 90s}}\n")
     server, timeouts = loaded.config.server, loaded.config.admission.timeouts
@@ -200,16 +183,16 @@ def test_a_section_moves_and_joins_the_keys_that_are_there(read: Read) -> None:
     )
 
 
-def test_a_value_moves_into_a_section_of_the_same_name(read: Read) -> None:
+def test_a_value_moves_into_a_section_of_the_same_name(read: Load) -> None:
     loaded = read(MINIMAL_CONFIG + "slo: 2s\n")
     assert loaded.config.slo.default.ttft_s == 2
     assert loaded.warnings == ("x0.yaml:4:1: slo: deprecated, use slo.default.ttft",)
 
 
-def test_both_names_in_one_file_are_refused_with_both_places(read: Read) -> None:
+def test_both_names_in_one_file_are_refused_with_both_places(refused: Refuse) -> None:
     text = MINIMAL_CONFIG + "limits: {queue: 7}\nadmission: {max_queued_requests: 8}\n"
     text += "gateway: {port: 1, host: h}\nserver: {port: 2}\n"
-    assert refused(read, text) == (
+    assert refused(text) == (
         "x0.yaml:4:10: limits.queue: deprecated, and admission.max_queued_requests is given at"
         " x0.yaml:5:13, keep one",
         "x0.yaml:6:11: gateway.port: deprecated, and server.port is given at x0.yaml:7:10,"
@@ -217,15 +200,15 @@ def test_both_names_in_one_file_are_refused_with_both_places(read: Read) -> None
     )
 
 
-def test_a_null_counts_as_a_value(read: Read) -> None:
-    first, *_ = refused(read, MINIMAL_CONFIG + "server: {offset: 1, port: }\n")
+def test_a_null_counts_as_a_value(refused: Refuse) -> None:
+    first, *_ = refused(MINIMAL_CONFIG + "server: {offset: 1, port: }\n")
     assert first == (
         "x0.yaml:4:10: server.offset: deprecated, and server.port is given at x0.yaml:4:21,"
         " keep one"
     )
 
 
-def test_a_section_with_everything_commented_out_makes_room(read: Read) -> None:
+def test_a_section_with_everything_commented_out_makes_room(read: Load) -> None:
     assert (
         read(
             MINIMAL_CONFIG + "limits: {queue: 7}\nadmission:\n"
@@ -242,13 +225,13 @@ def test_a_section_with_everything_commented_out_makes_room(read: Read) -> None:
         ("limits: {queue: 7}\n", "limits: {queue: 8}\n"),
     ],
 )
-def test_an_overlay_wins_by_either_name(read: Read, base: str, overlay: str) -> None:
+def test_an_overlay_wins_by_either_name(read: Load, base: str, overlay: str) -> None:
     loaded = read(MINIMAL_CONFIG + base, overlay)
     assert loaded.config.admission.max_queued_requests == 8
     assert len(loaded.warnings) == (base + overlay).count("limits")
 
 
-def test_a_variable_and_an_option_may_use_the_old_name(read: Read) -> None:
+def test_a_variable_and_an_option_may_use_the_old_name(read: Load) -> None:
     text = MINIMAL_CONFIG + "admission: {max_queued_requests: 7}\n"
     by_variable = read(text, env={"BATON__LIMITS__QUEUE": "8"})
     assert by_variable.config.admission.max_queued_requests == 8
@@ -264,17 +247,17 @@ def test_a_variable_and_an_option_may_use_the_old_name(read: Read) -> None:
     )
 
 
-def test_variables_by_both_names_are_refused(read: Read) -> None:
+def test_variables_by_both_names_are_refused(refused: Refuse) -> None:
     env = {"BATON__LIMITS__QUEUE": "8", "BATON__ADMISSION__MAX_QUEUED_REQUESTS": "9"}
     for variables in (env, dict(reversed(env.items()))):
-        assert refused(read, MINIMAL_CONFIG, env=variables) == (
+        assert refused(MINIMAL_CONFIG, env=variables) == (
             "env BATON__LIMITS__QUEUE: limits.queue: deprecated, and admission.max_queued_requests"
             " is given at env BATON__ADMISSION__MAX_QUEUED_REQUESTS, keep one",
         )
 
 
 @pytest.mark.parametrize("sets", [["limits.queue=7", "admission.max_queued_requests=8"]])
-def test_the_last_option_wins_by_either_name(read: Read, sets: list[str]) -> None:
+def test_the_last_option_wins_by_either_name(read: Load, sets: list[str]) -> None:
     assert read(MINIMAL_CONFIG, sets=sets).config.admission.max_queued_requests == 8
     assert read(MINIMAL_CONFIG, sets=sets[::-1]).config.admission.max_queued_requests == 7
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from baton.config.diff import Reload, reload_class
-from tests.config.conftest import MINIMAL_CONFIG, Load
-
-Refuse = Callable[..., tuple[str, ...]]
+from tests.config.conftest import MINIMAL_CONFIG, Load, Refuse
 
 
 def tls(what: str) -> str:
