@@ -14,31 +14,20 @@ from baton.domain.handoff import (
     LegKind,
     LegTimes,
     PlacementDecision,
-    Route,
-    RouteOption,
     RouteReason,
 )
-from baton.domain.leg_record import LegOutcome, LegRecord
+from baton.domain.leg_record import LegOutcome
 from baton.domain.request import Phase
 from baton.domain.slo import ALL_MET, Slo, SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.request_log import request_report
 from tests.cli.as_shown import AsShown, differences
+from tests.fakes import stories
 
-REMOTE = Route(
-    mode=HandoffMode.PULL,
-    prefill_replica_id="p-1",
-    decode_replica_id="d-1",
-    reason=RouteReason.DISAGGREGATED,
-)
-LOCAL = Route(
-    mode=HandoffMode.LOCAL,
-    prefill_replica_id=None,
-    decode_replica_id="d-2",
-    reason=RouteReason.LOCAL_ONLY,
-)
-PULLED = RouteOption(
-    mode=HandoffMode.PULL,
+REMOTE = evolve(stories.PULL, prefill_replica_id="p-1", decode_replica_id="d-1")
+LOCAL = evolve(stories.ALONE, decode_replica_id="d-2")
+PULLED = evolve(
+    stories.OPTION,
     prefill_replica_id="p-1",
     decode_replica_id="d-1",
     hit_tokens=3008,
@@ -48,16 +37,13 @@ PULLED = RouteOption(
     prefill_s=0.15,
     transfer_s=0.02,
     decode_s=0.03,
-    interference_s=0.0,
     cost_s=1.4,
 )
-ALONE = RouteOption(
+ALONE = evolve(
+    stories.OPTION,
     mode=HandoffMode.LOCAL,
     prefill_replica_id=None,
     decode_replica_id="d-1",
-    hit_tokens=0,
-    hit_source=HitSource.NONE,
-    hit_age_s=0.0,
     queue_s=0.0,
     prefill_s=0.61,
     transfer_s=0.0,
@@ -68,21 +54,16 @@ ALONE = RouteOption(
 DECISION = PlacementDecision(
     route=REMOTE, policy="predicted", at_s=10.0003, options=(PULLED, ALONE), options_considered=6
 )
-PREFILL = LegRecord(
+PREFILL = evolve(
+    stories.PREFILL,
     leg_id="chatcmpl-r-1-1a2b3c4d~1",
-    kind=LegKind.PREFILL,
     replica_id="p-1",
-    route_index=0,
     started_at_s=10.0003,
     first_output_at_s=10.1,
-    last_output_at_s=None,
     ended_at_s=10.1,
     prompt_tokens=3990,
-    fetched_tokens=0,
     cached_tokens=3008,
-    output_tokens=0,
     engine_times=LegTimes(0.008, 0.09),
-    outcome=LegOutcome.COMPLETED,
 )
 DECODE = evolve(
     PREFILL,
@@ -98,16 +79,14 @@ DECODE = evolve(
     output_tokens=64,
     engine_times=LegTimes(0.068, 0.03),
 )
-RECORD = RequestRecord(
+RECORD = evolve(
+    stories.RECORD,
     request_id="chatcmpl-r-1-1a2b3c4d",
-    outcome=Phase.FINISHED,
-    reason="stop",
     routes=(REMOTE,),
     decisions=(DECISION,),
     prompt_tokens=3990,
     cached_tokens=3008,
     output_tokens=64,
-    resumes=0,
     arrived_at_s=10.0,
     first_token_at_s=10.2,
     last_token_at_s=11.0,

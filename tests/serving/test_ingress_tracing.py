@@ -11,8 +11,8 @@ from baton.runtime.process.clock import MonotonicClock
 from baton.serving.ingress.auth import IngressAuth
 from baton.serving.ingress.model_ingress import ingress_tracer
 from baton.telemetry.requests.tracing import Tracer
+from tests.fakes.stories import RECORD
 from tests.serving.configs import simulated
-from tests.telemetry.test_waterfall import RECORD
 
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
 from baton.domain.value import evolve

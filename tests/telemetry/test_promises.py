@@ -2,59 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from baton.domain.commands import RequestRecord
-from baton.domain.handoff import HandoffMode, LegKind, LegTimes, Route, RouteReason
+from baton.domain.handoff import LegKind, LegTimes
 from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
 from baton.domain.slo import Slo, SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.error_budget import missed_objectives, objective_rows, ttft_parts
 from baton.telemetry.requests.request_log import headline
+from tests.fakes import stories
 
-PULL = Route(
-    mode=HandoffMode.PULL,
-    prefill_replica_id="p",
-    decode_replica_id="d",
-    reason=RouteReason.DISAGGREGATED,
-)
-RECORD = RequestRecord(
-    request_id="r",
-    outcome=Phase.FINISHED,
-    reason="stop",
-    routes=(PULL,),
+RECORD = evolve(
+    stories.RECORD,
     decisions=(),
-    prompt_tokens=10,
-    cached_tokens=0,
-    output_tokens=3,
-    resumes=0,
-    arrived_at_s=100.0,
+    legs=(),
     first_token_at_s=101.0,
     last_token_at_s=101.5,
     ended_at_s=102.0,
     prefill_done_at_s=None,
     handed_off_blocks=0,
 )
+DECODE = evolve(stories.DECODE, leg_id="r~1", cached_tokens=None, engine_times=None)
 
 
 def leg(kind: LegKind, began_at_s: float, ended_at_s: float, **changes: object) -> LegRecord:
     decodes = kind is not LegKind.PREFILL
-    told: dict[str, Any] = {
-        "leg_id": "r~1",
+    told: dict[str, object] = {
+        "kind": kind,
         "replica_id": "d" if decodes else "p",
-        "route_index": 0,
+        "started_at_s": began_at_s,
         "first_output_at_s": ended_at_s,
         "last_output_at_s": ended_at_s if decodes else None,
-        "prompt_tokens": 10,
+        "ended_at_s": ended_at_s,
         "fetched_tokens": 10 if kind is LegKind.DECODE else 0,
-        "cached_tokens": None,
         "output_tokens": 3 if decodes else 0,
-        "engine_times": None,
-        "outcome": LegOutcome.COMPLETED,
     }
-    told |= changes
-    return LegRecord(kind=kind, started_at_s=began_at_s, ended_at_s=ended_at_s, **told)
+    return evolve(DECODE, **told | changes)
 
 
 HANDED_OFF = (
@@ -94,7 +76,7 @@ def test_a_leg_that_came_to_nothing_before_the_first_token_was_lost() -> None:
         output_tokens=0,
     )
     again = leg(LegKind.LOCAL, 100.5, 101.5, route_index=1, first_output_at_s=101.0)
-    told = evolve(RECORD, legs=(broken, again), routes=(PULL, PULL), resumes=1)
+    told = evolve(RECORD, legs=(broken, again), routes=(stories.PULL,) * 2, resumes=1)
     parts = ttft_parts(told)
     assert parts is not None
     assert (parts["lost_s"], parts["prefill_s"]) == (0.5, 0.5)

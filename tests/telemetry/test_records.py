@@ -18,25 +18,12 @@ from baton.domain.handoff import (
     PlacementDecision,
     Route,
     RouteOption,
-    RouteReason,
 )
 from baton.domain.request import Phase
 from baton.domain.value import evolve
 from baton.telemetry.logs import LogFormat, configure_logs
 from baton.telemetry.requests.request_log import RequestLog, RequestReport, headline, request_report
-
-PULL = Route(
-    mode=HandoffMode.PULL,
-    prefill_replica_id="p",
-    decode_replica_id="d",
-    reason=RouteReason.DISAGGREGATED,
-)
-LOCAL = Route(
-    mode=HandoffMode.LOCAL,
-    prefill_replica_id=None,
-    decode_replica_id="d",
-    reason=RouteReason.LOCAL_ONLY,
-)
+from tests.fakes.stories import ALONE, PULL, RECORD
 
 
 def option(
@@ -66,22 +53,17 @@ def decision(route: Route = PULL, at_s: float = 100.0, *options: RouteOption) ->
 
 
 def record(request_id: str, outcome: Phase = Phase.FINISHED) -> RequestRecord:
-    return RequestRecord(
+    return evolve(
+        RECORD,
         request_id=request_id,
         outcome=outcome,
-        reason="stop",
-        routes=(PULL,),
         decisions=(decision(),),
-        prompt_tokens=10,
-        cached_tokens=0,
-        output_tokens=3,
+        legs=(),
         resumes=1,
-        arrived_at_s=100.0,
         first_token_at_s=100.5,
         last_token_at_s=100.75,
         ended_at_s=101.0,
         prefill_done_at_s=100.25,
-        handed_off_blocks=1,
     )
 
 
@@ -176,7 +158,7 @@ def test_times_are_told_since_arrival() -> None:
 
 
 def test_a_request_that_ran_locally_was_prefilled_where_it_was_decoded() -> None:
-    told = headline(evolve(record("r"), routes=(LOCAL,)))
+    told = headline(evolve(record("r"), routes=(ALONE,)))
     assert (told["prefill_replica"], told["decode_replica"]) == ("d", "d")
 
 
@@ -230,8 +212,8 @@ def test_only_one_of_two_options_on_the_same_replicas_is_marked() -> None:
 
 
 def test_a_local_option_says_that_its_decode_replica_prefills() -> None:
-    made = decision(LOCAL, 100.0, option(None, "d"))
-    told = request_report(evolve(record("r"), routes=(LOCAL,), decisions=(made,)))
+    made = decision(ALONE, 100.0, option(None, "d"))
+    told = request_report(evolve(record("r"), routes=(ALONE,), decisions=(made,)))
     ((local,),) = [options(other) for other in decisions(told)]
     assert (local["mode"], local["prefill_replica"], local["decode_replica"]) == ("local", "d", "d")
 
