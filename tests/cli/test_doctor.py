@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from typer.testing import Result
 
 from baton.cli.backend import Progress, Report
@@ -14,6 +15,7 @@ from baton.cli.inspect.doctor import report_lines
 from baton.config import LoadedConfig
 from baton.serving.doctor.result import Check, CheckStatus
 from baton.serving.doctor.run import build_report
+from tests.cli.as_shown import AsShown
 from tests.cli.invoked import invoke
 
 SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
@@ -60,21 +62,19 @@ def run(*arguments: str, scripted: Scripted | None = None) -> Result:
     return invoke(scripted or Scripted(), "doctor", *arguments)
 
 
-def test_checks_are_lines_under_their_areas_and_what_is_not_well_has_its_fix() -> None:
-    assert list(report_lines(report(BAD))) == [
-        "machine",
-        "    1  PASS  versions  versions is so",
-        "    2  FAIL  ports     ports is so",
-        "             why: ports matters",
-        "             fix: stop it",
-        "",
-        "deployment",
-        "    3  WARN  pairs     pairs is so",
-        "             why: pairs matters",
-        "             fix: wait",
-        "",
-        "1 passed, 1 with a warning, 1 failed",
-    ]
+SKIPPED = [row(n, "deployment", f"c{n}", "SKIP", detail="nothing runs here") for n in range(16, 29)]
+CASES = {
+    "checks are lines under their areas, and what is not well has its fix": (BAD, False),
+    "what is well needs no reason": (GOOD, False),
+    "the reasons of all checks are told on request": (GOOD, True),
+    "checks that were skipped for one reason are one line": (SKIPPED, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_checks_are_shown_as_written(case: str, as_shown: AsShown) -> None:
+    checks, verbose = CASES[case]
+    as_shown("doctor", case, CASES, report_lines(report(checks), verbose=verbose))
 
 
 def test_what_takes_more_than_a_line_goes_on_below_itself() -> None:
@@ -82,19 +82,6 @@ def test_what_takes_more_than_a_line_goes_on_below_itself() -> None:
     first, *more = [line for line in report_lines(report([long])) if "many" in line]
     assert len(more[0]) - len(more[0].lstrip()) == first.index("many")
     assert max(map(len, (first, *more))) <= 120
-
-
-def test_checks_that_were_skipped_for_one_reason_are_one_line() -> None:
-    nothing = {"detail": "nothing runs here"}
-    checks = [row(n, "deployment", f"c{n}", "SKIP", **nothing) for n in range(16, 29)]
-    lines = list(report_lines(report(checks)))
-    assert lines == ["deployment", "16-28  SKIP  nothing runs here", "", "0 passed, 13 skipped"]
-
-
-def test_the_reasons_of_all_checks_are_told_on_request() -> None:
-    lines = list(report_lines(report(GOOD), verbose=True))
-    assert "             why: versions matters" in lines
-    assert not [line for line in report_lines(report(GOOD)) if "matters" in line]
 
 
 def test_a_failure_is_exit_1_and_the_next_step_is_on_stderr() -> None:

@@ -22,17 +22,7 @@ from baton.simulator.v1.settings import V1Settings
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "configs" / "gpu-example.yaml"
 SIM = ROOT / "configs" / "sim.yaml"
-LLAMA_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 32,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
+CONFIGS = ROOT / "tests" / "perf" / "configs.json"
 
 
 def config(file: Path, *sets: str) -> DeploymentConfig:
@@ -308,8 +298,9 @@ def test_a_kv_cache_may_be_narrower_than_activations(held: str) -> None:
 
 
 def test_a_folder_with_a_config_and_a_config_of_its_own_are_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    known = load_shape("meta-llama/Llama-3.1-8B")
+    name = "meta-llama/Llama-3.1-8B"
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(CONFIGS.read_text())[name]))
+    known = load_shape(name)
     assert load_shape(str(tmp_path)).shape.parameters == known.shape.parameters
     assert load_shape("anything", tmp_path / "config.json").weights is Dtype.BF16
     assert load_shape("anything", tmp_path).shape.name == "anything"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.model.shape import Experts, LatentAttention, ModelShape
 
@@ -44,16 +46,8 @@ OPT_13B = ModelShape(
     vocab=50272,
     gated_ffn=False,
 )
-MIXTRAL = ModelShape(
-    name="mixtral",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    ffn_width=14336,
-    vocab=32000,
-    experts=Experts(count=8, active=2, width=14336),
+MIXTRAL = replace(
+    LLAMA_8B, name="mixtral", vocab=32000, experts=Experts(count=8, active=2, width=14336)
 )
 DEEPSEEK = ModelShape(
     name="deepseek",
@@ -67,16 +61,5 @@ DEEPSEEK = ModelShape(
     latent=LatentAttention(kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128, query_rank=1536),
     experts=Experts(count=256, active=8, width=2048, shared=1, dense_layers=3),
 )
-WINDOWED = ModelShape(
-    name="windowed",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    ffn_width=14336,
-    vocab=32000,
-    window_tokens=1024,
-    windowed_layers=16,
-)
+WINDOWED = replace(LLAMA_8B, name="windowed", vocab=32000, window_tokens=1024, windowed_layers=16)
 ALL = (LLAMA_70B, LLAMA_8B, OPT_13B, MIXTRAL, DEEPSEEK, WINDOWED)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from baton.perf.hardware.accelerators import Accelerator, Dtype
-from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch
 from baton.planner.problem import AcceleratorOffer, PlanningProblem, SearchEffort, SloClass
 from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue
 from baton.simulator.outcome import Objectives
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import Trace, TraceRequest
+from tests.perf.shapes import LLAMA_8B
 
 GPU = Accelerator(
     name="plain",
@@ -22,16 +22,7 @@ GPU = Accelerator(
     network_bytes_per_s=25e9,
     price_per_hour=2.0,
 )
-MODEL = ModelShape(
-    name="plain",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    ffn_width=14_336,
-    vocab=128_256,
-)
+MODEL = replace(LLAMA_8B, name="plain")
 
 
 @dataclass(frozen=True)
