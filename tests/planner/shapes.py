@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from baton.perf.hardware.accelerators import Accelerator, Dtype
-from baton.perf.step_timing import StepBatch
 from baton.planner.problem import AcceleratorOffer, PlanningProblem, SearchEffort, SloClass
 from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue
 from baton.simulator.outcome import Objectives
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.perf.shapes import LLAMA_8B
+from tests.simulator.v1_cores import LinearStepTiming
 
 GPU = Accelerator(
     name="plain",
@@ -25,22 +25,9 @@ GPU = Accelerator(
 MODEL = replace(LLAMA_8B, name="plain")
 
 
-@dataclass(frozen=True)
-class LinearStepTiming:
-    """So much for a step, a prompt token, a stream, and a token that streams attend to."""
-
-    per_step_s: float = 0.008
-    per_prompt_token_s: float = 50e-6
-    per_stream_s: float = 50e-6
-    per_context_token_s: float = 20e-9
-
-    def step_s(self, batch: StepBatch) -> float:
-        return (
-            self.per_step_s
-            + self.per_prompt_token_s * batch.prefill_tokens
-            + self.per_stream_s * batch.decode_requests
-            + self.per_context_token_s * batch.decode_context_tokens
-        )
+TIMING = LinearStepTiming(
+    per_step_s=0.008, per_prefill_token_s=50e-6, per_decode_s=50e-6, per_context_token_s=20e-9
+)
 
 
 def instance(
@@ -51,7 +38,7 @@ def instance(
     accelerator: Accelerator = GPU,
 ) -> EngineShape:
     settings = V1Settings(
-        timing=timing or LinearStepTiming(),
+        timing=timing or TIMING,
         kv_blocks=20_000,
         kv_block_bytes=16 * 131_072,
         max_running_requests=256,

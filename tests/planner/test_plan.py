@@ -15,10 +15,11 @@ from baton.planner.result import Plan
 from baton.planner.shapes.fleets import FleetKind
 from baton.planner.simulation_runner import Progress
 from baton.simulator.outcome import Objectives
-from tests.planner.shapes import GPU, LinearStepTiming, evenly_spaced, question, shapes
+from tests.planner.shapes import GPU, TIMING, evenly_spaced, question, shapes
+from tests.simulator.v1_cores import LinearStepTiming
 
 CHAT = evenly_spaced(20.0, 600, 40)
-HEAVY = LinearStepTiming(per_prompt_token_s=200e-6)
+HEAVY = replace(TIMING, per_prefill_token_s=200e-6)
 """Prompts that hold up whoever decodes beside them."""
 
 

@@ -6,30 +6,22 @@ import random
 from dataclasses import dataclass, replace
 
 from baton.domain.fleet import Role
-from baton.perf.step_timing import StepBatch
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.simulator.scenario import PoolPlan, Scenario
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import Trace, TraceRequest
+from tests.simulator import v1_cores
 
 
 @dataclass(frozen=True, slots=True)
-class LinearStepTiming:
+class LinearStepTiming(v1_cores.LinearStepTiming):
     """A step that costs so much by itself, and so much for each token and each decode."""
 
     per_step_s: float = 0.005
     per_prefill_token_s: float = 0.000_05
     per_decode_s: float = 0.000_1
     per_context_token_s: float = 1e-7
-
-    def step_s(self, batch: StepBatch) -> float:
-        return (
-            self.per_step_s
-            + batch.prefill_tokens * self.per_prefill_token_s
-            + batch.decode_requests * self.per_decode_s
-            + batch.decode_context_tokens * self.per_context_token_s
-        )
 
 
 ENGINE = V1Settings(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from baton.domain.handoff import KvHandle, Leg, LegKind
+from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
 from baton.simulator.fleet.engines import EngineSettings, create_engine
 from tests.simulator.scenes import ENGINE as COUNTED
@@ -47,20 +46,8 @@ def test_once_begun_what_is_not_cached_counts_whatever_was_expected(
 
 
 def test_a_leg_computes_what_it_neither_pulls_nor_finds_cached() -> None:
-    make: Callable[[int | None], Leg] = lambda uncached: leg(0, uncached)  # noqa: E731 - short
-    assert [make(value).uncached_prompt_tokens for value in (None, 0, 64, 9999)] == [
-        1000,
-        0,
-        64,
-        1000,
-    ]
-    pulling = Leg(
-        leg_id="l",
-        request_id="r",
-        kind=LegKind.DECODE,
-        prompt_token_ids=tuple(range(1000)),
-        max_tokens=8,
-        kv_handle=KvHandle(tokens=960, blocks=60, params=b""),
-        source_id="p",
-    )
+    expected = {None: 1000, 0: 0, 64: 64, 9999: 1000}
+    assert {value: leg(0, value).uncached_prompt_tokens for value in expected} == expected
+    ticket = KvHandle(tokens=960, blocks=60, params=b"")
+    pulling = evolve(leg(0, None), kind=LegKind.DECODE, kv_handle=ticket, source_id="p")
     assert pulling.uncached_prompt_tokens == 40
