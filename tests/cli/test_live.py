@@ -52,31 +52,26 @@ def asker() -> Iterator[Callable[[Script], Poller[object]]]:
         script.gate.set()
 
 
-def test_the_newest_answer_is_what_is_shown(asker: Callable[[Script], Poller[object]]) -> None:
-    script = Script("first", "second")
-    one = asker(script)
-    script.over.wait(WAIT_S)
-    seen = one.latest(WAIT_S)
-    assert seen is not None
-    assert seen.value == "second"
+REPLACED = NotRunning("the controller is replaced", "wait")
 
 
-def test_somebody_who_does_not_answer_for_a_moment_leaves_the_old_numbers_and_says_why(
-    asker: Callable[[Script], Poller[object]],
+@pytest.mark.parametrize(
+    ("answers", "shown", "trouble"),
+    [
+        pytest.param(("first", "second"), "second", "", id="the newest answer"),
+        pytest.param(("first", REPLACED), "first", REPLACED.why, id="old numbers, and why"),
+        pytest.param(("first", REPLACED, "second"), "second", "", id="trouble that is over"),
+    ],
+)
+def test_what_is_shown_is_the_newest_answer_and_why_there_is_no_newer(
+    asker: Callable[[Script], Poller[object]], answers: tuple[object, ...], shown: str, trouble: str
 ) -> None:
-    script = Script("first", NotRunning("the controller is replaced", "wait"))
+    script = Script(*answers)
     one = asker(script)
     script.over.wait(WAIT_S)
     seen = one.latest(WAIT_S)
     assert seen is not None
-    assert (seen.value, one.unavailable_reason) == ("first", "the controller is replaced")
-
-
-def test_trouble_is_over_with_the_next_answer(asker: Callable[[Script], Poller[object]]) -> None:
-    script = Script("first", NotRunning("it is replaced", "wait"), "second")
-    one = asker(script)
-    script.over.wait(WAIT_S)
-    assert one.unavailable_reason == ""
+    assert (seen.value, one.unavailable_reason) == (shown, trouble)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ WELL = {"name": "own:choose", "failures": 0, "last_failure": ""}
 FAILING = {"name": "own:choose", "failures": 3, "last_failure": "KeyError: 'x'"}
 BEHIND, STALE = cached(in_sync=False), cached(is_stale=True)
 NEVER = {"is_stale": True, "age_s": None}
-CASES = {
+CASES: dict[str, dict[str, object]] = {
     "a replica is one row with its state and load, an ingress one line": report(VIEW),
     "a member that no ingress has reached is not joined": report(),
     "one that only the second ingress has reached is ready": report_of([], [VIEW]),

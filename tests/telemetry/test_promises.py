@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from baton.domain.handoff import LegKind, LegTimes
 from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
@@ -26,7 +28,7 @@ DECODE = evolve(stories.DECODE, leg_id="r~1", cached_tokens=None, engine_times=N
 
 def leg(kind: LegKind, began_at_s: float, ended_at_s: float, **changes: object) -> LegRecord:
     decodes = kind is not LegKind.PREFILL
-    told: dict[str, object] = {
+    told: dict[str, Any] = {
         "kind": kind,
         "replica_id": "d" if decodes else "p",
         "started_at_s": began_at_s,
