@@ -27,6 +27,7 @@ from baton.serving.ray.serve_control import DeploymentState
 from baton.serving.scaling.reports import class_rows, pool_rows
 from baton.serving.shared.reports import link_report
 from baton.telemetry.requests.request_log import request_report
+from tests.cli.as_shown import AsShown
 from tests.cli.invoked import invoke
 from tests.cli.reports import changed, replica_row
 from tests.cli.test_explain_readable import RECORD
@@ -171,31 +172,34 @@ def test_stories_are_shortened_to_what_is_shown() -> None:
     assert "waterfall" not in slowest
 
 
-def test_a_deployment_that_has_just_begun_can_be_shown() -> None:
-    bare: dict[str, object] = {"ingresses": [], "model": "tiny"}
-    report = top_report(bare, {"links": []}, {"requests": []})
-    shown = screen(report)
-    assert shown[0].startswith("baton top")
-    assert "links: none, nothing hands blocks over here" in [line.rstrip() for line in shown]
-
-
 # ---------------------------------------------------------------------------------- the screen
 
 
-def test_goodput_is_the_first_line_below_the_name() -> None:
-    assert screen(told())[1].startswith("goodput 12.2/s of 12.4/s ended (98.39%)")
+SCREENS = {
+    "a deployment that has just begun": screen(
+        top_report({"ingresses": [], "model": "tiny"}, {"links": []}, {"requests": []})
+    ),
+    "a small screen holds everything of a small deployment": screen(
+        told(stories=10), footer="Ctrl-C ends it"
+    ),
+    "an alarm takes the place of the foot": screen(
+        told(), footer="Ctrl-C ends it", alarm="9 s old: no answer"
+    ),
+    "what looks like markup is shown as it is": screen(
+        told(
+            story=STORY | {"request_id": "[/a]", "slo_class": "[red]"},
+            links=[LINK | {"source_id": "[/b]", "why": "[/c]"}],
+            classes=[CLASS | {"class": "[/d]"}],
+            pools=[POOL | {"pool": "[/e]"}],
+        ),
+        width=160,
+    ),
+}
 
 
-def test_a_small_screen_holds_everything_of_a_small_deployment() -> None:
-    shown = "\n".join(screen(told(stories=10), footer="Ctrl-C ends it"))
-    for word in ("default", "decode", "prefill-1", "cuda_ipc", "r-1", "missed ttft", "Ctrl-C"):
-        assert word in shown
-    assert "(+" in shown, "rows were left out, and nothing says so"
-
-
-def test_an_alarm_takes_the_place_of_the_foot() -> None:
-    shown = screen(told(), footer="Ctrl-C ends it", alarm="9 s old: no answer")
-    assert shown[-1].rstrip() == "9 s old: no answer"
+@pytest.mark.parametrize("case", SCREENS)
+def test_a_screen_is_shown_as_written(case: str, as_shown: AsShown) -> None:
+    as_shown("top", case, SCREENS, SCREENS[case])
 
 
 def test_without_a_height_nothing_is_left_out() -> None:
@@ -224,18 +228,6 @@ def test_no_deployment_is_too_large_for_a_screen(
     shown = screen(report, width=width, height=height, alarm=alarm, footer="foot")
     assert len(shown) <= height
     assert max(map(len, shown)) <= width
-
-
-def test_what_looks_like_markup_is_shown_as_it_is() -> None:
-    report = told(
-        story=STORY | {"request_id": "[/a]", "slo_class": "[red]"},
-        links=[LINK | {"source_id": "[/b]", "why": "[/c]"}],
-        classes=[CLASS | {"class": "[/d]"}],
-        pools=[POOL | {"pool": "[/e]"}],
-    )
-    shown = "\n".join(screen(report, width=160))
-    for name in ("[/a]", "[red]", "[/b]", "[/c]", "[/d]", "[/e]"):
-        assert name in shown
 
 
 def test_a_line_break_in_a_name_or_a_trouble_takes_no_line() -> None:
