@@ -24,7 +24,6 @@ from tests.simulator.fleets import JOINED_S
 
 TTFT_S = 0.8
 ENGINE = SimSettings(max_len_tokens=2048, adapter_slots=1, adapters_per_batch=1, adapter_load_s=0.5)
-MIXED = {Role.MIXED: 5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +82,6 @@ def requests(given: Pressure, seed: int) -> list[Request]:
         )
         for number, name in enumerate(wanted)
     ]
-
-
-def times_s(given: Pressure, seed: int) -> list[float]:
-    return list(
-        poisson_times(given.rate_per_s, given.requests, random.Random(seed), start_s=JOINED_S)
-    )
 
 
 def found(fleet: VirtualFleet) -> Found:
