@@ -33,11 +33,6 @@ Refuse = Callable[..., tuple[str, ...]]
 
 
 @pytest.fixture
-def minimal_config() -> str:
-    return MINIMAL_CONFIG
-
-
-@pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     monkeypatch.chdir(tmp_path)
 
