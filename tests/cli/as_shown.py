@@ -1,4 +1,4 @@
-"""What verbs show to people, kept in `shown/`; `BATON_SHOWN=write` takes what is now for right."""
+"""Output of verbs for people, kept in `shown/`; `BATON_SHOWN=write` writes the present output."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ FOLDER = Path(__file__).with_name("shown")
 
 @dataclass(frozen=True)
 class AsShown:
-    """Compares cases with those of a file, where a case is a heading and what is shown."""
+    """Compares cases with those of a file, where a case is a heading and lines of output."""
 
     write: bool = False
 
     def __call__(self, name: str, case: str, cases: Iterable[str], lines: Iterable[str]) -> None:
-        """One of the cases of the file shows these lines."""
+        """Compare the output of one of the cases with the file, or write it there."""
         shown = _without_last_blanks(line.rstrip() for line in lines)
         file = FOLDER / f"{name}.txt"
         known = _sections(file)

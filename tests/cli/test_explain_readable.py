@@ -22,12 +22,12 @@ from baton.domain.slo import ALL_MET, Slo, SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.request_log import request_report
 from tests.cli.as_shown import AsShown, differences
-from tests.fakes import stories
+from tests.fakes import request_records
 
-REMOTE = evolve(stories.PULL, prefill_replica_id="p-1", decode_replica_id="d-1")
-LOCAL = evolve(stories.ALONE, decode_replica_id="d-2")
+REMOTE = evolve(request_records.PULL, prefill_replica_id="p-1", decode_replica_id="d-1")
+LOCAL = evolve(request_records.ALONE, decode_replica_id="d-2")
 PULLED = evolve(
-    stories.OPTION,
+    request_records.OPTION,
     prefill_replica_id="p-1",
     decode_replica_id="d-1",
     hit_tokens=3008,
@@ -40,7 +40,7 @@ PULLED = evolve(
     cost_s=1.4,
 )
 ALONE = evolve(
-    stories.OPTION,
+    request_records.OPTION,
     mode=HandoffMode.LOCAL,
     prefill_replica_id=None,
     decode_replica_id="d-1",
@@ -55,7 +55,7 @@ DECISION = PlacementDecision(
     route=REMOTE, policy="predicted", at_s=10.0003, options=(PULLED, ALONE), options_considered=6
 )
 PREFILL = evolve(
-    stories.PREFILL,
+    request_records.PREFILL,
     leg_id="chatcmpl-r-1-1a2b3c4d~1",
     replica_id="p-1",
     started_at_s=10.0003,
@@ -80,7 +80,7 @@ DECODE = evolve(
     engine_times=LegTimes(0.068, 0.03),
 )
 RECORD = evolve(
-    stories.RECORD,
+    request_records.RECORD,
     request_id="chatcmpl-r-1-1a2b3c4d",
     routes=(REMOTE,),
     decisions=(DECISION,),

@@ -32,7 +32,7 @@ def report(*views: dict[str, object]) -> dict[str, object]:
 
 
 def report_of(*ingresses: list[dict[str, object]], **told: object) -> dict[str, object]:
-    """A report of ingresses that see these replicas and tell all the same besides."""
+    """A report of ingresses that see these replicas and tell the same otherwise."""
     return report() | {"ingresses": [INGRESS | told | {"replicas": seen} for seen in ingresses]}
 
 

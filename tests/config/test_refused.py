@@ -1,4 +1,4 @@
-"""What no configuration may say, and what is said about it: the cases of `refused.txt`."""
+"""Configurations that are refused, with every finding: the cases of `refused.txt`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANCHORS = {
 
 @dataclass
 class Case:
-    """A configuration, changed by some edits, and what is found in it."""
+    """A configuration, changed by some edits, with its findings."""
 
     base: str
     edits: list[str] = field(default_factory=list)

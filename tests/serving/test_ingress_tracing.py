@@ -11,7 +11,7 @@ from baton.runtime.process.clock import MonotonicClock
 from baton.serving.ingress.auth import IngressAuth
 from baton.serving.ingress.model_ingress import ingress_tracer
 from baton.telemetry.requests.tracing import Tracer
-from tests.fakes.stories import RECORD
+from tests.fakes.request_records import RECORD
 from tests.serving.configs import simulated
 
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")

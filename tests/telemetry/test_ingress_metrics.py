@@ -31,7 +31,7 @@ from baton.telemetry.catalogue import (
 )
 from baton.telemetry.metrics.ingress import IngressMetrics
 from tests.fakes.facts import replica_facts
-from tests.fakes.stories import DECISION, DECODE, LOCAL, OPTION, PREFILL, RECORD
+from tests.fakes.request_records import DECISION, DECODE, LOCAL, OPTION, PREFILL, RECORD
 
 CHAT = Slo(name="chat", ttft_s=1.3, tpot_s=0.123, itl_p99_s=0.077)
 GOOD = evolve(RECORD, slo=CHAT, model="tiny", pool="decode", max_itl_s=0.8, queue_wait_s=0.25)

@@ -11,7 +11,7 @@ from baton.domain.names.trace_context import TraceContext
 from baton.telemetry.requests.spans import request_spans
 from baton.telemetry.requests.tracing import TraceSpans
 from tests.fakes.free_ports import free_port
-from tests.fakes.stories import RECORD
+from tests.fakes.request_records import RECORD
 
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
 from baton.domain.value import evolve

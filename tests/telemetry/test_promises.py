@@ -11,10 +11,10 @@ from baton.domain.slo import Slo, SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.error_budget import missed_objectives, objective_rows, ttft_parts
 from baton.telemetry.requests.request_log import headline
-from tests.fakes import stories
+from tests.fakes import request_records
 
 RECORD = evolve(
-    stories.RECORD,
+    request_records.RECORD,
     decisions=(),
     legs=(),
     first_token_at_s=101.0,
@@ -23,7 +23,7 @@ RECORD = evolve(
     prefill_done_at_s=None,
     handed_off_blocks=0,
 )
-DECODE = evolve(stories.DECODE, leg_id="r~1", cached_tokens=None, engine_times=None)
+DECODE = evolve(request_records.DECODE, leg_id="r~1", cached_tokens=None, engine_times=None)
 
 
 def leg(kind: LegKind, began_at_s: float, ended_at_s: float, **changes: object) -> LegRecord:
@@ -78,7 +78,7 @@ def test_a_leg_that_came_to_nothing_before_the_first_token_was_lost() -> None:
         output_tokens=0,
     )
     again = leg(LegKind.LOCAL, 100.5, 101.5, route_index=1, first_output_at_s=101.0)
-    told = evolve(RECORD, legs=(broken, again), routes=(stories.PULL,) * 2, resumes=1)
+    told = evolve(RECORD, legs=(broken, again), routes=(request_records.PULL,) * 2, resumes=1)
     parts = ttft_parts(told)
     assert parts is not None
     assert (parts["lost_s"], parts["prefill_s"]) == (0.5, 0.5)

@@ -23,7 +23,7 @@ from baton.domain.request import Phase
 from baton.domain.value import evolve
 from baton.telemetry.logs import LogFormat, configure_logs
 from baton.telemetry.requests.request_log import RequestLog, RequestReport, headline, request_report
-from tests.fakes.stories import ALONE, PULL, RECORD
+from tests.fakes.request_records import ALONE, PULL, RECORD
 
 
 def option(

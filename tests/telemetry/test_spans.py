@@ -11,7 +11,7 @@ from baton.domain.request import Phase
 from baton.domain.slo import Slo, SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.spans import MAX_TEXT_CHARS, Span, request_spans
-from tests.fakes.stories import DECODE, LOCAL, OPTION, PREFILL, RECORD
+from tests.fakes.request_records import DECODE, LOCAL, OPTION, PREFILL, RECORD
 from tests.telemetry.test_waterfall import records, told
 
 CONTEXT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", operation="chat")

@@ -13,7 +13,7 @@ from baton.domain.names.trace_context import TraceContext, is_in_sample
 from baton.domain.slo import Slo, SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.tracing import SamplingRules, Tracer, TraceSpans
-from tests.fakes.stories import RECORD
+from tests.fakes.request_records import RECORD
 
 MISSED = SloResult(was_served=True, ttft_met=False, tpot_met=True, itl_met=True)
 WAIT_S = 5.0

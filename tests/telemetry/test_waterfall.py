@@ -13,7 +13,7 @@ from baton.domain.request import Phase
 from baton.domain.value import evolve
 from baton.telemetry.requests.error_budget import ttft_parts
 from baton.telemetry.requests.waterfall import Bar, Part, waterfall
-from tests.fakes.stories import DECISION, DECODE, LOCAL, PREFILL, PULL, RECORD
+from tests.fakes.request_records import DECISION, DECODE, LOCAL, PREFILL, PULL, RECORD
 
 
 def told(*legs: LegRecord, outcome: Phase = Phase.FINISHED) -> RequestRecord:
