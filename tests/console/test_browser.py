@@ -12,7 +12,7 @@ from baton.domain.commands import RequestRecord
 from baton.domain.errors import LinkFailed
 from baton.domain.value import evolve
 from tests.console.browser import Page, WatchedPage, chromium, missing_reason, running_console
-from tests.console.demo_feed import DemoFeed
+from tests.console.live_feed import LiveFeed
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,7 +23,7 @@ SECTIONS = ("overview", "fleet", "requests", "scaling", "config")
 Opened = Callable[..., Page]
 
 
-class SpoiledFeed(DemoFeed):
+class SpoiledFeed(LiveFeed):
     """One of a client that wants to be markup, and a controller that may fall silent."""
 
     is_silent = False
@@ -33,11 +33,11 @@ class SpoiledFeed(DemoFeed):
             raise LinkFailed("controller", "it is gone")
         return await super().overview()
 
-    def _record(self, draw: Any, ended_at_s: float) -> RequestRecord:  # noqa: ANN401 - a Random
-        record = super()._record(draw, ended_at_s)
-        if self._count % 7:
+    def record(self, number: int) -> RequestRecord:
+        record = super().record(number)
+        if number % 7:
             return record
-        return evolve(record, request_id=f"{HOSTILE}{self._count}", tenant=HOSTILE)
+        return evolve(record, request_id=f"{HOSTILE}{number}", tenant=HOSTILE)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_a_waterfall_adds_up_to_the_whole_request(opened: Opened, feed: SpoiledF
     page.locator("[data-test=bar]").first.wait_for()
     whole_s = seconds(page, "[data-test=e2e]")[0]
     name = page.locator(".detail .title").first.inner_text()
-    record = next(other for other in feed._records if other.request_id == name)
+    record = next(other for other in feed.records() if other.request_id == name)
     assert whole_s == pytest.approx(record.ended_at_s - record.arrived_at_s, rel=0.05)
     assert sum(seconds(page, "[data-test=bar]")) == pytest.approx(whole_s, rel=0.05)
 
