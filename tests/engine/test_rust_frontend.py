@@ -9,6 +9,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -233,125 +234,118 @@ async def test_where_it_is_not_installed_that_is_said(
 # ---------------------------------------------------------------- with itself
 
 
-@pytest.fixture
-async def real(fleet: Fleet, model: Path) -> AsyncIterator[tuple[RustFrontend, httpx.AsyncClient]]:
+class Real:
+    """The program itself, a client of tenant `acme`, and the fleet behind it."""
+
+    def __init__(self, fleet: Fleet, rust: RustFrontend, http: httpx.AsyncClient) -> None:
+        self._fleet, self.rust, self.http = fleet, rust, http
+        self.headers = {"x-request-id": f"x~{rust.tenant_handle('acme')}~gold"}
+
+    def ask(self, **body: object) -> asyncio.Task[httpx.Response]:
+        asked = {"model": "tiny", "prompt": "def", "max_tokens": 2} | body
+        posted = self.http.post("/v1/completions", json=asked, headers=self.headers)
+        return asyncio.create_task(posted)
+
+    async def asked(self, **body: object) -> tuple[asyncio.Task[httpx.Response], Request]:
+        """What will be answered, and what the fleet is asked."""
+        return self.ask(**body), await self._fleet.next_request()
+
+    async def served(self, **body: object) -> Request:
+        """What the fleet is asked, which it answers with one token."""
+        answer, request = await self.asked(**body)
+        self.deliver(request, 300, FinishReason.STOP)
+        assert (await answer).status_code == 200
+        return request
+
+    def deliver(self, request: Request, token: int, finish: FinishReason | None = None) -> None:
+        self.rust.deliver([Delivery(request.request_id, (token,), finish)])
+
+    def fail(self, request: Request) -> None:
+        self.rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
+
+
+@asynccontextmanager
+async def running(fleet: Fleet, what: FrontendSettings) -> AsyncIterator[Real]:
     try:
         find_rust_frontend(os.environ)
     except EngineStartFailed as missing:
         pytest.skip(str(missing))
-    rust = frontend(fleet, settings(str(model), adapters={"ada": "/adapters/ada"}))
+    rust = frontend(fleet, what)
     async with client(await rust.start()) as http:
-        yield rust, http
+        yield Real(fleet, rust, http)
     await rust.close()
 
 
-def ask(http: httpx.AsyncClient, name: str, **body: object) -> asyncio.Task[httpx.Response]:
-    asked = {"model": "tiny", "prompt": "def", "max_tokens": 2} | body
-    headers = {"x-request-id": name}
-    return asyncio.create_task(http.post("/v1/completions", json=asked, headers=headers))
+@pytest.fixture
+async def real(fleet: Fleet, model: Path) -> AsyncIterator[Real]:
+    async with running(fleet, settings(str(model), adapters={"ada": "/adapters/ada"})) as real:
+        yield real
 
 
-Real = tuple[RustFrontend, httpx.AsyncClient]
-
-
-async def test_a_completion_is_made_of_the_fleets_tokens(real: Real, fleet: Fleet) -> None:
-    rust, http = real
-    asked = ask(http, f"x~{rust.tenant_handle('acme')}~gold", min_tokens=2)
-    request = await fleet.next_request()
+async def test_a_completion_is_made_of_the_fleets_tokens(real: Real) -> None:
+    asked, request = await real.asked(min_tokens=2)
     assert request.request_id.startswith("cmpl-x~")
     assert (request.tenant, request.slo_class, request.max_tokens) == ("acme", "gold", 2)
-    rust.deliver([Delivery(request.request_id, (300,), cached_tokens=0)])
-    rust.deliver([Delivery(request.request_id, (301,), FinishReason.LENGTH)])
+    real.rust.deliver([Delivery(request.request_id, (300,), cached_tokens=0)])
+    real.deliver(request, 301, FinishReason.LENGTH)
     answer: dict[str, Any] = (await asked).json()
     assert answer["usage"]["completion_tokens"] == 2
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
 async def test_what_was_cached_is_told_as_the_fleet_says_it(model: Path, fleet: Fleet) -> None:
-    try:
-        find_rust_frontend(os.environ)
-    except EngineStartFailed as missing:
-        pytest.skip(str(missing))
     extra = {"enable-prompt-tokens-details": True}
-    rust = frontend(fleet, settings(str(model), extra=extra))
-    async with client(await rust.start()) as http:
+    async with running(fleet, settings(str(model), extra=extra)) as real:
         for stream in (False, True):
             options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-            asked = ask(
-                http, f"x{stream}~{rust.tenant_handle('acme')}~", prompt="def " * 40, **options
-            )
-            request = await fleet.next_request()
-            first = Delivery(
+            asked, request = await real.asked(prompt="def " * 40, **options)
+            cached = Delivery(
                 request.request_id, (300,), cached_tokens=16, cache_use=CacheUse(0, 16)
             )
-            rust.deliver([first])
-            rust.deliver([Delivery(request.request_id, (301,), FinishReason.LENGTH)])
+            real.rust.deliver([cached])
+            real.deliver(request, 301, FinishReason.LENGTH)
             text = (await asked).text
             *_, last = [line for line in text.splitlines() if '"usage":{' in line]
             usage = json.loads(last.removeprefix("data: "))["usage"]
             assert usage["prompt_tokens"] == len(request.prompt_token_ids)
             assert usage["prompt_tokens_details"]["cached_tokens"] == 16
-    await rust.close()
 
 
-async def test_the_gates_id_counts_before_the_one_in_a_body(real: Real, fleet: Fleet) -> None:
-    rust, http = real
-    other = rust.tenant_handle("other")
-    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", request_id=f"y~{other}~")
-    request = await fleet.next_request()
-    assert request.tenant == "acme"
-    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
-    assert (await asked).status_code == 200
+async def test_the_gates_id_counts_before_the_one_in_a_body(real: Real) -> None:
+    other = real.rust.tenant_handle("other")
+    assert (await real.served(request_id=f"y~{other}~")).tenant == "acme"
 
 
-async def test_arguments_of_a_client_are_none_of_ours(real: Real, fleet: Fleet) -> None:
-    rust, http = real
-    asked = ask(
-        http,
-        f"x~{rust.tenant_handle('acme')}~",
+async def test_arguments_of_a_client_are_none_of_ours(real: Real) -> None:
+    request = await real.served(
         priority=-9,
         vllm_xargs={"baton_caller": ["other", "x", "y"]},
         kv_transfer_params={"do_remote_prefill": True},
     )
-    request = await fleet.next_request()
     assert (request.tenant, request.priority) == ("acme", 0)
     assert b"do_remote_prefill" not in request.payload
-    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
-    await asked
 
 
 async def test_a_client_that_leaves_is_aborted(real: Real, fleet: Fleet) -> None:
-    rust, http = real
-    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", stream=True)
-    request = await fleet.next_request()
+    asked, request = await real.asked(stream=True)
     asked.cancel()
     assert await fleet.next_abort() == (request.request_id,)
-    assert rust.open_requests == 0
+    assert real.rust.open_requests == 0
 
 
-async def test_a_failure_before_the_first_token_is_a_500_without_a_reason(
-    real: Real, fleet: Fleet
-) -> None:
-    rust, http = real
-    asked = ask(http, f"x~{rust.tenant_handle('acme')}~")
-    request = await fleet.next_request()
-    rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
+async def test_a_failure_before_the_first_token_is_a_500_without_a_reason(real: Real) -> None:
+    asked, request = await real.asked()
+    real.fail(request)
     answer = await asked
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "Internal server error"
 
 
-async def test_choices_reach_the_fleet_as_a_grammar(real: Real, fleet: Fleet) -> None:
-    rust, http = real
-    asked = ask(
-        http, f"x~{rust.tenant_handle('acme')}~", structured_outputs={"choice": ["yes", "no"]}
-    )
-    request = await fleet.next_request()
+async def test_choices_reach_the_fleet_as_a_grammar(real: Real) -> None:
+    request = await real.served(structured_outputs={"choice": ["yes", "no"]})
     sent = MsgpackDecoder(EngineCoreRequest).decode(unpack_frames(request.payload))
     told = sent.sampling_params.structured_outputs
     assert (told.choice, "yes" in told.grammar) == (None, True)
-    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
-    assert (await asked).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -365,8 +359,7 @@ async def test_choices_reach_the_fleet_as_a_grammar(real: Real, fleet: Fleet) ->
 async def test_what_no_answer_can_keep_to_is_answered_without_asking_an_engine(
     real: Real, fleet: Fleet, body: dict[str, object]
 ) -> None:
-    rust, http = real
-    answer = await ask(http, f"x~{rust.tenant_handle('acme')}~", **body)
+    answer = await real.ask(**body)
     assert answer.status_code == 500, "the program has no other status for what an engine says"
     assert fleet.requests.empty()
 
@@ -388,37 +381,28 @@ async def test_what_no_answer_can_keep_to_is_answered_without_asking_an_engine(
 async def test_the_program_checks_all_other_fields_itself_and_names_them(
     real: Real, fleet: Fleet, body: dict[str, object], field: str
 ) -> None:
-    rust, http = real
-    answer = await ask(http, f"x~{rust.tenant_handle('acme')}~", **body)
+    answer = await real.ask(**body)
     assert answer.status_code == 400
     assert field in answer.json()["error"]["message"]
     assert fleet.requests.empty()
 
 
 async def test_a_request_without_the_gates_id_is_not_run(real: Real, fleet: Fleet) -> None:
-    _, http = real
-    assert (await ask(http, "x")).status_code == 500
+    real.headers = {"x-request-id": "x"}
+    assert (await real.ask()).status_code == 500
     assert fleet.requests.empty()
 
 
-async def test_an_adapter_is_named_to_the_fleet(real: Real, fleet: Fleet) -> None:
-    rust, http = real
-    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", model="ada")
-    request = await fleet.next_request()
-    assert request.adapter == "ada"
-    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
-    await asked
+async def test_an_adapter_is_named_to_the_fleet(real: Real) -> None:
+    assert (await real.served(model="ada")).adapter == "ada"
 
 
-async def test_a_body_that_is_too_large_is_refused(model: Path, fleet: Fleet, real: Real) -> None:
-    assert real
+async def test_a_body_that_is_too_large_is_refused(model: Path, fleet: Fleet) -> None:
     limits = FrontendLimits(max_body_bytes=1000)
-    rust = frontend(fleet, settings(str(model), limits=limits))
-    async with client(await rust.start()) as http:
-        answer = await ask(http, "x~y~", prompt="a" * 2000)
+    async with running(fleet, settings(str(model), limits=limits)) as real:
+        answer = await real.ask(prompt="a" * 2000)
     assert answer.status_code == 400
     assert "length limit" in answer.json()["error"]["message"]
-    await rust.close()
 
 
 @pytest.mark.parametrize(
@@ -427,40 +411,29 @@ async def test_a_body_that_is_too_large_is_refused(model: Path, fleet: Fleet, re
 async def test_several_answers_or_prompts_are_refused(
     real: Real, fleet: Fleet, body: dict[str, object]
 ) -> None:
-    rust, http = real
-    answer = await ask(http, f"x~{rust.tenant_handle('acme')}~", **body)
+    answer = await real.ask(**body)
     assert answer.status_code == 400
     assert fleet.requests.empty()
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 async def test_anthropics_routes_are_not_there(real: Real, path: str) -> None:
-    _, http = real
-    assert (await http.post(path, json={})).status_code == 501
+    assert (await real.http.post(path, json={})).status_code == 501
 
 
 async def test_openais_responses_are_not_there(real: Real) -> None:
-    _, http = real
-    assert (await http.post("/v1/responses", json={})).status_code == 404
+    assert (await real.http.post("/v1/responses", json={})).status_code == 404
 
 
-async def test_more_tokens_than_the_context_holds_are_cut(real: Real, fleet: Fleet) -> None:
-    rust, http = real
-    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", max_tokens=10_000)
-    request = await fleet.next_request()
+async def test_more_tokens_than_the_context_holds_are_cut(real: Real) -> None:
+    request = await real.served(max_tokens=10_000)
     assert request.max_tokens == FACTS.max_len_tokens - len(request.prompt_token_ids)
-    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
-    assert (await asked).status_code == 200
 
 
-async def test_a_stream_that_breaks_off_ends_with_an_error_and_done(
-    real: Real, fleet: Fleet
-) -> None:
-    rust, http = real
-    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", stream=True)
-    request = await fleet.next_request()
-    rust.deliver([Delivery(request.request_id, (300,))])
-    rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
+async def test_a_stream_that_breaks_off_ends_with_an_error_and_done(real: Real) -> None:
+    asked, request = await real.asked(stream=True)
+    real.deliver(request, 300)
+    real.fail(request)
     answer = await asked
     *_, error, done = [line for line in answer.text.splitlines() if line]
     assert answer.status_code == 200
@@ -468,12 +441,10 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_done(
     assert done == "data: [DONE]"
 
 
-async def test_a_chunk_before_the_last_has_no_finish_reason(real: Real, fleet: Fleet) -> None:
-    rust, http = real
-    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", stream=True)
-    request = await fleet.next_request()
-    rust.deliver([Delivery(request.request_id, (300,))])
-    rust.deliver([Delivery(request.request_id, (301,), FinishReason.LENGTH)])
+async def test_a_chunk_before_the_last_has_no_finish_reason(real: Real) -> None:
+    asked, request = await real.asked(stream=True)
+    real.deliver(request, 300)
+    real.deliver(request, 301, FinishReason.LENGTH)
     lines = [line for line in (await asked).text.splitlines() if line.startswith("data: {")]
     *before, last = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
     assert before
@@ -482,27 +453,22 @@ async def test_a_chunk_before_the_last_has_no_finish_reason(real: Real, fleet: F
 
 
 async def test_tokens_and_text_are_told_for_each_other(real: Real) -> None:
-    _, http = real
-    told = (await http.post("/tokenize", json={"model": "tiny", "prompt": "def"})).json()
-    back = await http.post("/detokenize", json={"model": "tiny", "tokens": told["tokens"]})
+    told = (await real.http.post("/tokenize", json={"model": "tiny", "prompt": "def"})).json()
+    back = await real.http.post("/detokenize", json={"model": "tiny", "tokens": told["tokens"]})
     assert back.json()["prompt"] == "def"
 
 
 async def test_media_are_refused_and_not_fetched(real: Real) -> None:
-    rust, http = real
     image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
     body = {"model": "tiny", "messages": [{"role": "user", "content": [image]}]}
-    headers = {"x-request-id": f"x~{rust.tenant_handle('acme')}~"}
-    answer = await http.post("/v1/chat/completions", json=body, headers=headers)
+    answer = await real.http.post("/v1/chat/completions", json=body, headers=real.headers)
     assert answer.status_code == 400
     assert "unsupported multimodal content" in answer.json()["error"]["message"]
 
 
-async def test_what_it_writes_names_no_prompt(real: Real, fleet: Fleet) -> None:
-    rust, http = real
-    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", prompt="SECRETWORD")
-    request = await fleet.next_request()
-    rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
+async def test_what_it_writes_names_no_prompt(real: Real) -> None:
+    asked, request = await real.asked(prompt="SECRETWORD")
+    real.fail(request)
     await asked
-    assert rust._process is not None
-    assert "SECRETWORD" not in rust._process.tail()
+    assert real.rust._process is not None
+    assert "SECRETWORD" not in real.rust._process.tail()

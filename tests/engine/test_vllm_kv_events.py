@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -261,106 +261,89 @@ class Reader:
             return [batch async for batch in batches]
 
 
-def reading(publisher: Publisher) -> Reader:
-    return Reader(publisher.endpoint, publisher.replay_endpoint)
+@asynccontextmanager
+async def read(publisher: Publisher, *numbers: int) -> AsyncIterator[None]:
+    """Somebody reads, and has heard of these batches in the end, and of no others."""
+    reader = Reader(publisher.endpoint, publisher.replay_endpoint)
+    taken = asyncio.create_task(reader.take(len(numbers)))
+    yield
+    assert await taken == list(numbers)
+    assert await reader.ended() == []
 
 
 async def test_what_was_published_before_anybody_listened_comes_first(publisher: Publisher) -> None:
-    reader = reading(publisher)
-    taken = asyncio.create_task(reader.take(4))
-    assert await publisher.asked(answer=[0, 1, 2]) == 0
-    await publisher.subscribed()
-    await publisher.publish(2)  # heard of twice, told once
-    await publisher.publish(3)
-    assert await taken == [0, 1, 2, 3]
-    assert await reader.ended() == []
+    async with read(publisher, 0, 1, 2, 3):
+        assert await publisher.asked(answer=[0, 1, 2]) == 0
+        await publisher.subscribed()
+        await publisher.publish(2)  # heard of twice, told once
+        await publisher.publish(3)
 
 
 async def test_until_the_subscription_has_brought_something_the_reader_keeps_asking(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_events, "_REPLAY_INTERVAL_S", 0.02)
-    reader = reading(publisher)
-    taken = asyncio.create_task(reader.take(2))
-    assert await publisher.asked(answer=[]) == 0
-    assert await publisher.asked(answer=[0]) == 0
-    assert await publisher.asked(answer=[1]) == 1
-    assert await taken == [0, 1]
-    assert await reader.ended() == []
+    async with read(publisher, 0, 1):
+        assert await publisher.asked(answer=[]) == 0
+        assert await publisher.asked(answer=[0]) == 0
+        assert await publisher.asked(answer=[1]) == 1
 
 
 async def test_what_was_lost_on_the_way_is_asked_for_again(publisher: Publisher) -> None:
-    reader = reading(publisher)
-    taken = asyncio.create_task(reader.take(5))
-    await publisher.asked(answer=[])
-    await publisher.subscribed()
-    await publisher.publish(0)
-    await publisher.publish(4)
-    assert await publisher.asked(answer=[1, 2, 3, 4]) == 1
-    assert await taken == [0, 1, 2, 3, 4]
-    assert await reader.ended() == []
+    async with read(publisher, 0, 1, 2, 3, 4):
+        await publisher.asked(answer=[])
+        await publisher.subscribed()
+        await publisher.publish(0)
+        await publisher.publish(4)
+        assert await publisher.asked(answer=[1, 2, 3, 4]) == 1
 
 
 async def test_an_answer_with_holes_is_asked_for_again_from_the_first_hole(
     publisher: Publisher,
 ) -> None:
-    reader = reading(publisher)
-    taken = asyncio.create_task(reader.take(4))
-    assert await publisher.asked(answer=[0, 1, 3]) == 0
-    assert await publisher.asked(answer=[2, 3]) == 2
-    assert await taken == [0, 1, 2, 3]
-    assert await reader.ended() == []
+    async with read(publisher, 0, 1, 2, 3):
+        assert await publisher.asked(answer=[0, 1, 3]) == 0
+        assert await publisher.asked(answer=[2, 3]) == 2
 
 
 async def test_what_nobody_keeps_any_more_is_a_gap_in_the_numbers(publisher: Publisher) -> None:
-    reader = reading(publisher)
-    taken = asyncio.create_task(reader.take(4))
-    assert await publisher.asked(answer=[5, 6]) == 0
-    await publisher.subscribed()
-    await publisher.publish(9)
-    assert await publisher.asked(answer=[]) == 7
-    await publisher.publish(10)
-    assert await taken == [5, 6, 9, 10]
-    assert await reader.ended() == []
+    async with read(publisher, 5, 6, 9, 10):
+        assert await publisher.asked(answer=[5, 6]) == 0
+        await publisher.subscribed()
+        await publisher.publish(9)
+        assert await publisher.asked(answer=[]) == 7
+        await publisher.publish(10)
 
 
 async def test_a_question_without_an_answer_holds_nothing_up(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_events, "_REPLAY_TIMEOUT_S", 0.02)
-    reader = reading(publisher)
-    taken = asyncio.create_task(reader.take(1))
-    await publisher.subscribed()
-    await publisher.publish(0)
-    assert await taken == [0]
-    assert await reader.ended() == []
+    async with read(publisher, 0):
+        await publisher.subscribed()
+        await publisher.publish(0)
 
 
 async def test_a_batch_that_cannot_be_read_is_a_gap_and_no_end(publisher: Publisher) -> None:
-    reader = reading(publisher)
-    taken = asyncio.create_task(reader.take(2))
-    await publisher.asked(answer=[0])
-    await publisher.subscribed()
-    await publisher.live.send_multipart([b"", (1).to_bytes(8, "big"), b"\xc1"])
-    await publisher.live.send_multipart([b"not", b"ours"])
-    await publisher.publish(2)
-    assert await taken == [0, 2]
-    assert await reader.ended() == []
+    async with read(publisher, 0, 2):
+        await publisher.asked(answer=[0])
+        await publisher.subscribed()
+        await publisher.live.send_multipart([b"", (1).to_bytes(8, "big"), b"\xc1"])
+        await publisher.live.send_multipart([b"not", b"ours"])
+        await publisher.publish(2)
 
 
 async def test_a_reader_that_listens_ends_with_its_engine(publisher: Publisher) -> None:
-    reader = reading(publisher)
-    taken = asyncio.create_task(reader.take(1))
-    await publisher.asked(answer=[0])
-    assert await taken == [0]
-    assert await reader.ended() == []
+    async with read(publisher, 0):
+        await publisher.asked(answer=[0])
 
 
 async def test_a_reader_that_waits_for_an_answer_ends_with_its_engine(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_events, "_REPLAY_TIMEOUT_S", 3600.0)
-    assert await reading(publisher).ended() == []
+    async with read(publisher):
+        pass
 
 
 async def test_vllms_own_publisher_is_understood_however_much_it_said_before(

@@ -16,6 +16,7 @@ from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
 from baton.policy.scaling.observation import Observation
 from baton.policy.scaling.options import AutoscalerOptions
 from baton.serving.scaling.loop import LeadershipLost
+from baton.serving.scaling.plan import ScalingPlan
 from baton.serving.scaling.ports import replicas_to_flip
 from tests.serving.scaled_fleet import ScalingWorld, plan
 
@@ -55,6 +56,24 @@ FLIP_ONE = f"{__name__}:FlipOne"
 FORGETS = f"{__name__}:Forgets"
 
 
+async def settled(*rules: ScalingPlan) -> ScalingWorld:
+    """One in which nothing is left to do."""
+    world = ScalingWorld(*rules)
+    await world.settle()
+    return world
+
+
+async def after_a_failed_call() -> ScalingWorld:
+    """One that could not start three replicas of `decode`, and could now."""
+    world = await settled()
+    world.fleet.action_error = TimeoutError("busy")
+    world.loop.reconfigure(plan(decode=5))
+    await world.tick()
+    world.fleet.action_error = None
+    world.fleet.calls.clear()
+    return world
+
+
 async def test_a_pool_is_told_exactly_how_many_replicas_to_have() -> None:
     world = ScalingWorld(plan(decode=5))
     await world.tick(2)
@@ -63,8 +82,7 @@ async def test_a_pool_is_told_exactly_how_many_replicas_to_have() -> None:
 
 
 async def test_nothing_is_done_again_while_a_pool_has_what_it_should() -> None:
-    world = ScalingWorld(plan(decode=5))
-    await world.settle()
+    world = await settled(plan(decode=5))
     await world.tick(5)
     assert world.fleet.calls == []
 
@@ -77,8 +95,7 @@ async def test_a_pool_that_should_be_smaller_is_told_so() -> None:
 
 
 async def test_a_silent_ingress_makes_it_hold_and_say_so() -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     world.fleet.unresponsive = ("ingress: no answer to 'report' within 2 s",)
     world.loop.reconfigure(plan(decode=5))
     await world.tick(3)
@@ -87,8 +104,7 @@ async def test_a_silent_ingress_makes_it_hold_and_say_so() -> None:
 
 
 async def test_why_it_holds_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     caplog.clear()
     with caplog.at_level(logging.INFO, "baton"):
         world.fleet.unresponsive = ("ingress: gone",)
@@ -100,8 +116,7 @@ async def test_why_it_holds_is_said_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 async def test_it_goes_on_when_the_ingress_speaks_again() -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     world.fleet.unresponsive = ("ingress: gone",)
     world.loop.reconfigure(plan(decode=5))
     await world.tick(3)
@@ -111,8 +126,7 @@ async def test_it_goes_on_when_the_ingress_speaks_again() -> None:
 
 
 async def test_it_holds_while_serve_does_not_answer() -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     world.fleet.serve_error = TimeoutError("GCS")
     world.loop.reconfigure(plan(decode=5))
     await world.tick(2)
@@ -133,34 +147,27 @@ async def test_a_pool_that_serve_does_not_know_is_waited_for() -> None:
 
 
 async def test_a_call_that_fails_is_counted_and_made_again() -> None:
-    world = ScalingWorld()
-    await world.settle()
-    world.fleet.action_error = TimeoutError("busy")
-    world.loop.reconfigure(plan(decode=5))
-    await world.tick()
+    world = await after_a_failed_call()
     assert world.loop.counters.failed_calls == 1
     assert "busy" in world.loop.counters.last_failure
-    world.fleet.action_error = None
     await world.tick()
     assert world.fleet.targets["decode"] == 5
 
 
-async def test_a_call_that_failed_is_not_made_again_when_it_is_not_wanted_any_more() -> None:
-    world = ScalingWorld()
-    await world.settle()
-    world.fleet.action_error = TimeoutError("busy")
-    world.loop.reconfigure(plan(decode=5))
-    await world.tick()
-    world.fleet.action_error = None
-    world.fleet.calls.clear()
-    world.loop.reconfigure(plan())
+@pytest.mark.parametrize(
+    "rules", [plan(), plan(decode=5, dry_run=True)], ids=["not wanted any more", "a dry run"]
+)
+async def test_a_call_that_failed_is_not_made_again_when_it_is_not_to_be(
+    rules: ScalingPlan,
+) -> None:
+    world = await after_a_failed_call()
+    world.loop.reconfigure(rules)
     await world.tick(3)
     assert world.fleet.calls == []
 
 
 async def test_what_keeps_failing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     caplog.clear()
     world.fleet.action_error = TimeoutError("busy")
     world.loop.reconfigure(plan(decode=5))
@@ -177,19 +184,6 @@ async def test_a_dry_run_does_nothing() -> None:
     assert {
         decision.pool: decision.target_replicas for decision in world.loop.history()[-1].decisions
     }["decode"] == 5
-
-
-async def test_a_dry_run_makes_no_call_again_that_has_failed_before() -> None:
-    world = ScalingWorld()
-    await world.settle()
-    world.fleet.action_error = TimeoutError("busy")
-    world.loop.reconfigure(plan(decode=5))
-    await world.tick()
-    world.fleet.action_error = None
-    world.fleet.calls.clear()
-    world.loop.reconfigure(plan(decode=5, dry_run=True))
-    await world.tick(2)
-    assert world.fleet.calls == []
 
 
 async def test_a_replica_is_told_to_play_another_role() -> None:
@@ -233,8 +227,7 @@ async def test_an_override_counts_at_once_and_without_any_report() -> None:
 
 
 async def test_an_override_that_runs_out_leaves_the_pool_to_the_autoscaler() -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     await world.override(3, for_s=60.0)
     await world.tick(29)
     assert world.fleet.targets["decode"] == 3
@@ -244,8 +237,7 @@ async def test_an_override_that_runs_out_leaves_the_pool_to_the_autoscaler() -> 
 
 
 async def test_an_override_that_is_taken_back_leaves_the_pool_to_the_autoscaler() -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     await world.override(1, for_s=None)
     assert world.loop.overrides() == {"decode": Override(replicas=1)}
     await world.release()
@@ -255,8 +247,7 @@ async def test_an_override_that_is_taken_back_leaves_the_pool_to_the_autoscaler(
 
 
 async def test_an_override_survives_a_new_controller() -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     await world.override(6, for_s=60.0)
     world.fleet.targets["decode"] = 2  # as if Serve had forgotten it, too
     world.restart_loop(plan())
@@ -290,8 +281,7 @@ async def test_a_kept_override_that_is_not_possible_any_more_is_dropped_and_said
 
 
 async def test_an_override_that_cannot_be_carried_out_yet_is_said_and_tried_again() -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     world.fleet.action_error = TimeoutError("busy")
     with pytest.raises(ScalingRejected, match=r"could not be scaled yet.*busy"):
         await world.override(6, for_s=None)
@@ -301,8 +291,7 @@ async def test_an_override_that_cannot_be_carried_out_yet_is_said_and_tried_agai
 
 
 async def test_what_failed_once_is_no_trouble_when_the_pool_has_what_it_should() -> None:
-    world = ScalingWorld(plan(policy="static"))
-    await world.settle()
+    world = await settled(plan(policy="static"))
     world.fleet.action_error = TimeoutError("busy")
     with pytest.raises(ScalingRejected):
         await world.override(3, for_s=5.0)
@@ -314,8 +303,7 @@ async def test_what_failed_once_is_no_trouble_when_the_pool_has_what_it_should()
 
 
 async def test_an_override_in_a_turn_that_fails_is_not_said_to_be_done() -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     world.store.error = TimeoutError("GCS")
     with pytest.raises(ScalingRejected, match=r"'decode' may not have been scaled yet.*GCS.*again"):
         await world.override(6, for_s=None)
@@ -351,8 +339,7 @@ async def test_taking_back_what_no_pool_has_is_refused() -> None:
 
 
 async def test_the_store_is_written_only_when_something_has_changed() -> None:
-    world = ScalingWorld()
-    await world.settle()
+    world = await settled()
     await world.override(3, for_s=None)
     await world.tick(5)
     assert world.store.saves == 1
@@ -372,8 +359,7 @@ async def test_without_an_autoscaler_a_pool_that_nobody_named_is_left_as_it_is(
 
 
 async def test_without_an_autoscaler_an_override_ends_at_the_size_to_start_with() -> None:
-    world = ScalingWorld(plan(policy="static", decode=3))
-    await world.settle()
+    world = await settled(plan(policy="static", decode=3))
     await world.override(6, for_s=60.0)
     await world.tick(29)
     assert world.fleet.targets["decode"] == 6
@@ -382,8 +368,7 @@ async def test_without_an_autoscaler_an_override_ends_at_the_size_to_start_with(
 
 
 async def test_the_way_back_is_tried_until_it_succeeds() -> None:
-    world = ScalingWorld(plan(policy="static"))
-    await world.settle()
+    world = await settled(plan(policy="static"))
     await world.override(6, for_s=5.0)
     world.fleet.action_error = TimeoutError("busy")
     await world.tick(4)
@@ -395,8 +380,7 @@ async def test_the_way_back_is_tried_until_it_succeeds() -> None:
 
 
 async def test_the_way_back_waits_until_serve_says_how_many_there_are() -> None:
-    world = ScalingWorld(plan(policy="static"))
-    await world.settle()
+    world = await settled(plan(policy="static"))
     await world.override(6, for_s=5.0)
     world.fleet.serve_error = TimeoutError("Serve's controller is starting again")
     await world.tick(4)
@@ -412,8 +396,7 @@ async def test_the_way_back_waits_until_serve_says_how_many_there_are() -> None:
 async def test_an_override_taken_back_while_serve_is_away_holds_no_more_for_a_new_controller() -> (
     None
 ):
-    world = ScalingWorld(plan(policy="static"))
-    await world.settle()
+    world = await settled(plan(policy="static"))
     await world.override(6, for_s=None)
     world.fleet.serve_error = TimeoutError("Serve's controller is starting again")
     with pytest.raises(ScalingRejected, match="Serve does not say how many replicas it has"):
