@@ -19,7 +19,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -55,12 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         _list_cases(chosen, results.read(options.results))
         return 0
-    if options.page or options.merge or options.note:
-        other_results = results.read(options.merge or options.results)
-        if options.note:
-            (key,) = options.case
-            other_results = {key: results.add_note(other_results[key], options.note)}
-        _save(cases, other_results, options.results, options.write_page)
+    if options.page or options.note:
+        with _kept_results(cases, options) as lines:
+            if options.note:
+                (key,) = options.case
+                lines[key] = results.add_note(lines[key], options.note)
         return 0
     if not chosen:
         sys.stderr.write(f"no case is called {' or '.join(options.case)}: see --list\n")
@@ -82,7 +82,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="for cases that can be longer or shorter")
     parser.add_argument("--wait", type=float, default=0.0, metavar="S", help="for another's end")
     parser.add_argument("--note", metavar="TEXT", help="say why the last run of one case missed")
-    parser.add_argument("--merge", type=Path, help="keep the runs of another file of results, too")
     parser.add_argument("--results", type=Path, default=FILE, help="where they are kept")
     parser.add_argument("--write-page", type=Path, default=PAGE, help="where the page is")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -122,10 +121,8 @@ def _run_all(cases: Mapping[str, Case], chosen: Sequence[Case], options: argpars
     for case in chosen:
         sys.stderr.write(f"{case.key}: {case.title}; about {case.minutes:g} min ...\n")
         run = run_case(case, minutes=options.minutes)
-        line = CaseResults(
-            title=case.title, engines=case.engines, minutes=case.minutes, runs=(run,)
-        )
-        _save(cases, {case.key: line}, options.results, options.write_page)
+        with _kept_results(cases, options) as lines:
+            lines[case.key] = lines[case.key].with_run(run)
         verdicts.append(run.verdict)
         sys.stdout.write(f"{case.key}: {run.verdict} in {run.took_s:.0f} s\n")
         for bound in run.bounds:
@@ -222,13 +219,18 @@ def _revision() -> str:
     return f"{str(git_info['git_sha'])[:10]}{'+' if git_info['git_dirty'] else ''}"
 
 
-def _save(cases: Mapping[str, Case], others: ResultsByCase, file: Path, page_file: Path) -> None:
-    """Add the runs of `others` to what is kept, and write the page."""
-    page_file.parent.mkdir(parents=True, exist_ok=True)
-    with results.exclusive_lock(page_file.parent, wait_s=_KEEP_S):
-        lines = results.for_cases(results.merge(results.read(file), others), cases)
-        results.write(lines, file)
-        results.write_atomically(page_file, render_page(lines, results.read_mutations()))
+@contextmanager
+def _kept_results(
+    cases: Mapping[str, Case], options: argparse.Namespace
+) -> Iterator[ResultsByCase]:
+    """What is kept, to be changed; it is written, and the page with it."""
+    page: Path = options.write_page
+    page.parent.mkdir(parents=True, exist_ok=True)
+    with results.exclusive_lock(page.parent, wait_s=_KEEP_S):
+        lines = results.for_cases(results.read(options.results), cases)
+        yield lines
+        results.write(lines, options.results)
+        results.write_atomically(page, render_page(lines, results.read_mutations()))
 
 
 # ------------------------------------------------------------------ in the case's own process

@@ -146,19 +146,6 @@ def for_cases(lines: ResultsByCase, cases: Mapping[str, Case]) -> ResultsByCase:
     }
 
 
-def merge(lines: ResultsByCase, others: ResultsByCase) -> ResultsByCase:
-    """With the runs of others, in the order in which all began."""
-    result = dict(lines)
-    for key, other in others.items():
-        known = result.get(key, replace(other, runs=()))
-        runs = {run.began_at: run for run in (*known.runs, *other.runs)}
-        line = replace(known, runs=())
-        for began_at in sorted(runs):
-            line = line.with_run(runs[began_at])
-        result[key] = line
-    return result
-
-
 def add_note(line: CaseResults, text: str) -> CaseResults:
     """With a remark to its last run: the cause of a miss is often found afterwards."""
     *before, last = line.runs

@@ -87,24 +87,9 @@ def test_a_case_that_is_new_has_a_line_and_one_that_is_gone_has_none() -> None:
     assert after["F2"].runs == ()
 
 
-def test_runs_of_another_file_are_put_among_ours_by_when_they_began() -> None:
-    early, late = (replace(PASSED, began_at=f"2026-11-22T1{hour}:00:00") for hour in (1, 5))
-    ours = {"F1": LINE.with_run(replace(MISSED, began_at="2026-11-22T13:00:00"))}
-    both = results.merge(
-        ours, {"F1": LINE.with_run(early).with_run(late), "F2": LINE.with_run(early)}
-    )
-    assert both["F1"].current_run == late
-    assert [run.began_at for run in both["F1"].earlier_misses] == ["2026-11-22T13:00:00"]
-    assert both["F2"].current_run == early
-    assert results.merge(both, both) == both
-    behind = results.merge({"F1": LINE.with_run(late)}, {"F1": LINE.with_run(early)})
-    assert behind["F1"].current_run == late
-
-
 def test_a_cause_that_was_found_afterwards_is_added_to_the_run() -> None:
-    ours = {"F1": LINE.with_run(MISSED)}
-    told = results.merge(ours, {"F1": results.add_note(ours["F1"], "the disk was full")})
-    assert [run.note for run in told["F1"].runs] == ["the disk was full"]
+    told = results.add_note(LINE.with_run(MISSED).with_run(PASSED), "the disk was full")
+    assert [run.note for run in told.runs] == ["", "the disk was full"]
 
 
 def test_keys_are_sorted_as_people_count() -> None:
