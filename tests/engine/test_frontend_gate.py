@@ -6,7 +6,7 @@ import asyncio
 import json
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import pytest
@@ -63,8 +63,9 @@ class Client:
     async def send(self, message: Message) -> None:
         self.said.append(message)
 
-    async def ask(self, app: AsgiApp) -> None:
+    async def ask(self, app: AsgiApp) -> Self:
         await app(self.scope, self.receive, self.send)
+        return self
 
     @property
     def status(self) -> int:
@@ -93,12 +94,17 @@ def gate(
     )
 
 
+async def answer(send: Any, text: bytes = b"", *, status: int = 200) -> None:  # noqa: ANN401
+    """Send a whole answer."""
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send(chunk(text, more=False))
+
+
 def answers(text: bytes) -> AsgiApp:
     """An app that answers everything with a text."""
 
     async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(chunk(text, more=False))
+        await answer(send, text)
 
     return app
 
@@ -125,8 +131,7 @@ def current() -> Any:  # noqa: ANN401
     ],
 )
 async def test_only_a_listed_path_spelt_exactly_reaches_the_app(path: str, raw_path: bytes) -> None:
-    client = Client(path, raw_path=raw_path)
-    await client.ask(gate(never))
+    client = await Client(path, raw_path=raw_path).ask(gate(never))
     assert client.status == 404
     assert json.loads(client.text)["error"]["code"] == 404
 
@@ -145,8 +150,7 @@ async def test_the_app_listens_for_disconnects_whatever_the_server_speaks() -> N
 
     async def app(scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
         seen.append(scope["asgi"]["spec_version"])
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(chunk(b"", more=False))
+        await answer(send)
 
     await Client(asgi={"version": "3.0", "spec_version": "2.5"}).ask(gate(app))
     assert seen == ["2.3"]
@@ -214,8 +218,7 @@ async def test_what_is_no_stream_is_not_kept_waiting_by_a_colon() -> None:
         current().problem = Problem(status=504, message="too late")
         await send(chunk(b"", more=False))
 
-    client = Client()
-    await client.ask(gate(app))
+    client = await Client().ask(gate(app))
     assert client.status == 504
 
 
@@ -228,8 +231,7 @@ async def test_an_error_of_the_handlers_own_is_told_without_what_it_says(*, flow
         await send(chunk(b'event: error\ndata: {"error": "2 validation errors for Chunk"}\n\n'))
         await send(chunk(b"event: message_stop\ndata: {}\n\n", more=False))
 
-    client = Client("/v1/messages")
-    await client.ask(gate(app, routes=("messages",)))
+    client = await Client("/v1/messages").ask(gate(app, routes=("messages",)))
     assert b"validation" not in client.text
     if flowing:
         *_, last, rest = client.text.split(b"\n\n")
@@ -261,8 +263,7 @@ ANTHROPIC = [(b"anthropic-version", b"2023-06-01")]
 async def test_anthropics_clients_get_anthropics_errors(
     path: str, scope: dict[str, Any], status: int
 ) -> None:
-    client = Client(path, **scope)
-    await client.ask(gate(models(), routes=("messages", "models", "chat")))
+    client = await Client(path, **scope).ask(gate(models(), routes=("messages", "models", "chat")))
     assert client.status == status
     document = json.loads(client.text)
     assert (document["type"], sorted(document["error"])) == ("error", ["message", "type"])
@@ -295,8 +296,7 @@ async def test_one_model_is_told_by_its_name_with_slashes_or_escaped(
 ) -> None:
     raw = f"/v1/models/{quote(name, safe=escape)}".encode()
     asked: dict[str, Any] = {"method": "GET", "raw_path": raw}
-    client = Client(f"/v1/models/{name}", **asked)
-    await client.ask(gate(models(*NAMES)))
+    client = await Client(f"/v1/models/{name}", **asked).ask(gate(models(*NAMES)))
     assert (client.status, json.loads(client.text)["id"]) == (200, name)
     assert json.loads(client.text)["object"] == "model"
     claude = Client(f"/v1/models/{name}", headers=ANTHROPIC, **asked)
@@ -312,28 +312,24 @@ async def test_one_model_is_told_by_its_name_with_slashes_or_escaped(
 
 @pytest.mark.parametrize("name", ["nope", "tiny/", "", "Tiny", "x" * 5000])
 async def test_a_model_that_is_not_served_is_not_found(name: str) -> None:
-    client = Client(f"/v1/models/{name}", method="GET")
-    await client.ask(gate(models(*NAMES)))
+    client = await Client(f"/v1/models/{name}", method="GET").ask(gate(models(*NAMES)))
     assert client.status == 404
     assert json.loads(client.text)["error"]["type"] == "NotFoundError"
     assert len(client.text) < 1000
 
 
 async def test_one_model_is_there_only_where_the_list_is() -> None:
-    client = Client("/v1/models/tiny", method="GET")
-    await client.ask(gate(never, routes=("chat",)))
+    client = await Client("/v1/models/tiny", method="GET").ask(gate(never, routes=("chat",)))
     assert client.status == 404
 
 
 async def test_one_model_is_told_to_those_with_a_key() -> None:
-    client = Client("/v1/models/tiny", method="GET")
-    await client.ask(gate(never, access=KEYED))
+    client = await Client("/v1/models/tiny", method="GET").ask(gate(never, access=KEYED))
     assert client.status == 401
 
 
 async def test_anthropics_clients_get_their_own_list_of_models() -> None:
-    client = Client("/v1/models", method="GET", headers=ANTHROPIC)
-    await client.ask(gate(models("a", "b")))
+    client = await Client("/v1/models", method="GET", headers=ANTHROPIC).ask(gate(models("a", "b")))
     page = json.loads(client.text)
     assert [row["id"] for row in page["data"]] == ["a", "b"]
     assert (page["first_id"], page["last_id"], page["has_more"]) == ("a", "b", False)
@@ -353,8 +349,7 @@ async def test_anthropics_clients_get_their_own_list_of_models() -> None:
 async def test_a_path_has_its_own_methods_and_names_them(
     method: str, path: str, allowed: bytes
 ) -> None:
-    client = Client(path, method=method)
-    await client.ask(gate(never))
+    client = await Client(path, method=method).ask(gate(never))
     assert client.status == 405
     assert (b"allow", allowed) in client.said[0]["headers"]
     assert json.loads(client.text)["error"]["type"] == "MethodNotAllowedError"
@@ -375,8 +370,7 @@ async def test_a_problem_replaces_whatever_the_app_says_before_tokens_flow() -> 
         await send(chunk(b"data: its own error"))
         await send(chunk(b"", more=False))
 
-    client = Client()
-    await client.ask(gate(app))
+    client = await Client().ask(gate(app))
     assert client.status == 504
     assert json.loads(client.text)["error"]["message"] == "too late"
 
@@ -393,8 +387,7 @@ async def test_a_problem_in_mid_stream_is_one_last_event(*, raises: bool) -> Non
         await send(chunk(b"data: its own error\n\n"))
         await send(chunk(b"data: [DONE]\n\n", more=False))
 
-    client = Client()
-    await client.ask(gate(app))
+    client = await Client().ask(gate(app))
     assert client.status == 200
     first, last, _ = client.text.split(b"\n\n")
     assert first == b"data: 1"
@@ -421,12 +414,10 @@ async def test_an_app_that_breaks_is_a_500_and_is_still_reported_to_the_server()
 )
 async def test_an_app_that_stumbles_over_a_body_is_told_nonsense(error: type[Exception]) -> None:
     async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
-        await send({"type": "http.response.start", "status": 500, "headers": []})
-        await send(chunk(b"Internal Server Error", more=False))
+        await answer(send, b"Internal Server Error", status=500)
         raise error("'list' object has no attribute 'get'")
 
-    client = Client()
-    await client.ask(gate(app))
+    client = await Client().ask(gate(app))
     assert client.status == 400
     assert "cannot have" in json.loads(client.text)["error"]["message"]
 
@@ -442,8 +433,7 @@ async def test_what_is_found_wrong_once_a_stream_has_begun_is_still_the_clients_
             await send(START)
             raise RuntimeError("response already started") from error  # noqa: B023 - called here
 
-        client = Client()
-        await client.ask(gate(app))
+        client = await Client().ask(gate(app))
         assert client.status == 400
         assert told in json.loads(client.text)["error"]["message"]
 
@@ -475,8 +465,7 @@ async def test_models_are_listed_even_when_the_fleet_takes_nothing() -> None:
 
 @pytest.mark.parametrize(("healthy", "status"), [(True, 200), (False, 503)])
 async def test_health_is_answered_by_the_gate(*, healthy: bool, status: int) -> None:
-    client = Client("/health", method="GET")
-    await client.ask(gate(never, healthy=lambda: healthy))
+    client = await Client("/health", method="GET").ask(gate(never, healthy=lambda: healthy))
     assert client.status == status
 
 
@@ -515,11 +504,9 @@ async def test_the_limit_counts_what_arrives(size: int, status: int) -> None:
             while (await receive())["more_body"]:
                 pass
         except Exception:  # noqa: BLE001 - as frameworks do
-            await send({"type": "http.response.start", "status": 400, "headers": []})
-            await send(chunk(b"bad body", more=False))
+            await answer(send, b"bad body", status=400)
             return
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(chunk(b"", more=False))
+        await answer(send)
 
     client = Client()
     client.body = [
@@ -544,8 +531,7 @@ async def test_a_body_that_drips_in_is_given_up_and_the_connection_with_it() -> 
             while (await receive())["more_body"]:
                 pass
         except Exception:  # noqa: BLE001 - as frameworks do
-            await send({"type": "http.response.start", "status": 400, "headers": []})
-            await send(chunk(b"bad body", more=False))
+            await answer(send, b"bad body", status=400)
 
     door = gate(app)
     door.limits = FrontendLimits(max_body_s=0.01)
@@ -564,13 +550,11 @@ async def test_once_its_body_is_there_a_request_may_take_as_long_as_it_likes() -
         gone = asyncio.create_task(receive())
         done, _ = await asyncio.wait([gone], timeout=0.03)
         gone.cancel()
-        await send({"type": "http.response.start", "status": 500 if done else 200, "headers": []})
-        await send(chunk(b"", more=False))
+        await answer(send, status=500 if done else 200)
 
     door = gate(app)
     door.limits = FrontendLimits(max_body_s=0.01)
-    client = Client()
-    await client.ask(door)
+    client = await Client().ask(door)
     assert client.status == 200
 
 
@@ -581,8 +565,7 @@ async def test_requests_do_not_see_each_others_exchange() -> None:
         if scope["path"] == CHAT:
             current().problem = Problem(status=503, message="mine")
         await both.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(chunk(b"fine", more=False))
+        await answer(send, b"fine")
 
     failing, fine = Client(), Client("/v1/models", method="GET")
     door = gate(app)
@@ -615,12 +598,10 @@ KEYED = Access(look_up=look_up, anonymous=False, isolated=frozenset({"acme"}))
 
 async def test_who_shows_no_good_key_does_not_reach_the_app_nor_have_its_body_read() -> None:
     for headers in ([], [(b"x-api-key", b"bad")]):
-        client = Client(headers=headers)
-        await client.ask(gate(never, access=KEYED))
+        client = await Client(headers=headers).ask(gate(never, access=KEYED))
         assert client.status == 401
         assert len(client.body) == 1
-    health = Client("/health", method="GET")
-    await health.ask(gate(never, access=KEYED))
+    health = await Client("/health", method="GET").ask(gate(never, access=KEYED))
     assert health.status == 200
 
 
@@ -630,8 +611,7 @@ async def test_the_app_sees_who_asks_but_not_the_key() -> None:
 
     async def app(scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
         seen.extend([scope["headers"], tuple(current().caller)])
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(chunk(b"", more=False))
+        await answer(send)
 
     def admit(_n: int, caller: Caller) -> None:
         asked.append(caller)
@@ -653,8 +633,7 @@ async def traced_as(path: str, headers: list[tuple[bytes, bytes]], access: Acces
     async def app(scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
         assert [name for name, _ in scope["headers"]] == [b"host"]
         seen.append(current().trace)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(chunk(b"", more=False))
+        await answer(send)
 
     await Client(path, headers=[(b"host", b"x"), *headers]).ask(gate(app, access=access))
     (trace,) = seen
@@ -682,8 +661,7 @@ async def test_a_trace_begins_at_the_gate_where_no_caller_says_one() -> None:
 async def test_access_and_limits_may_be_replaced_while_requests_come() -> None:
     door = gate(answers(b""))
     door.access = KEYED
-    refused = Client()
-    await refused.ask(door)
+    refused = await Client().ask(door)
     assert refused.status == 401
     door.access, door.limits = Access(), FrontendLimits(max_body_bytes=1)
     large = Client(headers=[(b"content-length", b"2"), (b"expect", b"100-continue")])
@@ -735,8 +713,7 @@ async def test_the_apps_own_errors_get_the_shape_of_the_api(
         await send(chunk(data[:5]))
         await send(chunk(data[5:], more=False))
 
-    client = Client(path)
-    await client.ask(gate(app, routes=("chat", "messages")))
+    client = await Client(path).ask(gate(app, routes=("chat", "messages")))
     assert client.status == 400
     headers = dict(client.said[0]["headers"])
     assert int(headers[b"content-length"]) == len(client.text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,12 +13,11 @@ import pytest_asyncio
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import Role
-from baton.domain.handoff import Leg, LegKind
-from baton.domain.request import Request
-from baton.engine.vllm.frontend.rust_frontend import RustFrontend, find_rust_frontend
+from baton.engine.vllm.frontend.rust_frontend import find_rust_frontend
 from tests.contracts.engine_contract import EngineListener, running_engine
-from tests.engine.test_rust_frontend import Fleet, ask, client, frontend, settings
+from tests.engine.test_rust_frontend import Fleet, Real, running, settings
 from tests.engine.vllm_engines import VllmEngine, engine_settings
+from tests.fakes.scripted_engine import make_leg
 
 pytestmark = [
     pytest.mark.real,
@@ -40,22 +38,18 @@ async def engine(model: Path) -> AsyncIterator[EngineListener]:
         yield made
 
 
-async def answered(
-    rust: RustFrontend, fleet: Fleet, engine: EngineListener, asked: asyncio.Task[httpx.Response]
-) -> httpx.Response:
+async def answered(real: Real, engine: EngineListener, **body: object) -> httpx.Response:
     """Have the engine run what comes, and the frontend told what it gave."""
-    request: Request = await fleet.next_request()
-    leg = Leg(
-        leg_id=request.request_id,
-        request_id=request.request_id,
-        kind=LegKind.LOCAL,
-        prompt_token_ids=request.prompt_token_ids,
+    asked, request = await real.asked(**body)
+    leg = make_leg(
+        request.request_id,
+        prompt=request.prompt_token_ids,
         max_tokens=request.max_tokens,
         payload=request.payload,
     )
     tokens = await engine.run(leg)
     finish = engine.outputs(leg.leg_id)[-1].finish
-    rust.deliver([Delivery(request.request_id, tokens, finish, cached_tokens=0)])
+    real.rust.deliver([Delivery(request.request_id, tokens, finish, cached_tokens=0)])
     return await asked
 
 
@@ -70,12 +64,8 @@ async def answered(
 async def test_an_answer_keeps_to_what_was_asked_for(
     model: Path, engine: EngineListener, constraint: dict[str, object], answers: set[str]
 ) -> None:
-    fleet = Fleet()
-    rust = frontend(fleet, settings(str(model)))
-    async with client(await rust.start()) as http:
-        name = f"x~{rust.tenant_handle('acme')}~"
-        asked = ask(http, name, structured_outputs=constraint, max_tokens=8, temperature=0)
-        answer = await answered(rust, fleet, engine, asked)
-    await rust.close()
+    asked = {"structured_outputs": constraint, "max_tokens": 8, "temperature": 0}
+    async with running(Fleet(), settings(str(model))) as real:
+        answer = await answered(real, engine, **asked)
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["text"] in answers

@@ -45,6 +45,7 @@ from tests.engine.vllm_engines import (
     with_payload,
 )
 from tests.fakes.free_ports import free_port
+from tests.fakes.scripted_engine import make_leg
 
 pytestmark = [
     pytest.mark.real,
@@ -470,14 +471,7 @@ def _leg(
     ticket: KvHandle | None = None,
 ) -> Leg:
     return with_payload(
-        Leg(
-            leg_id=leg_id,
-            request_id=leg_id,
-            kind=kind,
-            prompt_token_ids=prompt,
-            max_tokens=max_tokens,
-            kv_handle=ticket,
-        )
+        make_leg(leg_id, kind, prompt=prompt, max_tokens=max_tokens, kv_handle=ticket)
     )
 
 

@@ -22,6 +22,7 @@ from tests.contracts.engine_contract import running_pair
 from tests.engine.tiny_int8 import write_tiny_int8
 from tests.engine.tiny_moe import write_tiny_moe
 from tests.engine.vllm_engines import engine_settings, engine_with_checks, with_payload
+from tests.fakes.scripted_engine import make_leg
 from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
@@ -125,13 +126,4 @@ def leg(name: str) -> Leg:
     """Prompts repeat themselves, so that there is something to speculate on."""
     random = Random(1)
     part = tuple(random.randrange(400, 8000) for _ in range(50))
-    return with_payload(
-        Leg(
-            leg_id=name,
-            request_id=name,
-            kind=LegKind.LOCAL,
-            prompt_token_ids=part * 6,
-            max_tokens=TOKENS,
-            cache_salt=name,
-        )
-    )
+    return with_payload(make_leg(name, prompt=part * 6, max_tokens=TOKENS, cache_salt=name))

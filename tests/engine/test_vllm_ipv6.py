@@ -15,6 +15,7 @@ from baton.domain.names.addresses import parse_address
 from tests.contracts.engine_contract import RunningPair, running_pair
 from tests.engine.vllm_engines import VllmEngine, engine_settings, engine_with_checks, with_payload
 from tests.fakes.machine import require_ipv6
+from tests.fakes.scripted_engine import make_leg
 from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
@@ -50,15 +51,8 @@ async def test_blocks_are_pulled_over_a_side_channel_at_an_address_of_ipv6(
     prompt = tuple(3 + i % 90 for i in range(200))
 
     def leg(leg_id: str, kind: LegKind, **more: object) -> Leg:
-        made = Leg(
-            leg_id=leg_id,
-            request_id="r",
-            kind=kind,
-            prompt_token_ids=prompt,
-            max_tokens=1 if kind is LegKind.PREFILL else 12,
-            **more,  # type: ignore[arg-type]  # a ticket, or nothing
-        )
-        return with_payload(made)
+        tokens = 1 if kind is LegKind.PREFILL else 12
+        return with_payload(make_leg(leg_id, kind, prompt=prompt, max_tokens=tokens, **more))
 
     await pair.prefill.run(leg("p", LegKind.PREFILL))
     ticket = pair.prefill.outputs("p")[-1].kv_handle

@@ -6,8 +6,9 @@ import warnings
 
 import pytest
 
-from baton.domain.handoff import Leg, LegKind, LegOutput, LegTimes
+from baton.domain.handoff import LegOutput, LegTimes
 from baton.runtime.known_adapters import KnownAdapters
+from tests.fakes.scripted_engine import make_leg
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -29,15 +30,7 @@ QUEUED, SCHEDULED, PREEMPTED = EngineCoreEventType
 
 def live_leg() -> LiveLegs:
     legs = LiveLegs(EngineCodec(), lambda _source_id: "", EngineAdapters(KnownAdapters(), slots=1))
-    legs.add(
-        Leg(
-            leg_id="a",
-            request_id="r",
-            kind=LegKind.LOCAL,
-            prompt_token_ids=(1, 2, 3),
-            max_tokens=9,
-        )
-    )
+    legs.add(make_leg("a", request_id="r", max_tokens=9))
     return legs
 
 

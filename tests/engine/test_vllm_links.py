@@ -18,6 +18,7 @@ from baton.domain.fleet import LinkTotals
 from baton.domain.handoff import KvHandle, Leg, LegKind
 from baton.domain.request import FinishReason
 from baton.runtime.known_adapters import KnownAdapters
+from tests.fakes.scripted_engine import make_leg
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -50,25 +51,12 @@ def decode_leg(leg_id: str, source_id: str | None, engine_id: str) -> Leg:
         "remote_block_ids": [[1]],
         "tp_size": 1,
     }
-    return Leg(
-        leg_id=leg_id,
-        request_id=leg_id,
-        kind=LegKind.DECODE,
-        prompt_token_ids=(1, 2, 3),
-        max_tokens=4,
-        kv_handle=KvHandle(tokens=3, blocks=1, params=msgspec.msgpack.encode(params)),
-        source_id=source_id,
-    )
+    handle = KvHandle(tokens=3, blocks=1, params=msgspec.msgpack.encode(params))
+    return make_leg(leg_id, LegKind.DECODE, max_tokens=4, kv_handle=handle, source_id=source_id)
 
 
 def local_leg(leg_id: str, prompt_tokens: int) -> Leg:
-    return Leg(
-        leg_id=leg_id,
-        request_id=leg_id,
-        kind=LegKind.LOCAL,
-        prompt_token_ids=tuple(range(prompt_tokens)),
-        max_tokens=9,
-    )
+    return make_leg(leg_id, prompt=range(prompt_tokens), max_tokens=9)
 
 
 def moved(*transfers: tuple[str, int, float]) -> dict[str, object]:

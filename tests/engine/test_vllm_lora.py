@@ -20,6 +20,7 @@ from baton.engine.vllm.core.settings import AdapterSlots
 from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from tests.contracts.engine_contract import EngineListener, RunningPair, running_pair
 from tests.engine.vllm_engines import VllmEngine, engine_settings, engine_with_checks, with_payload
+from tests.fakes.scripted_engine import make_leg
 from tests.fakes.tiny_adapter import RANK, write_tiny_adapter
 from tests.fakes.tiny_model import tiny_model
 
@@ -89,15 +90,7 @@ def prompt() -> tuple[int, ...]:
 def leg(tokens: tuple[int, ...], adapter: str | None, *, salt: str | None = None) -> Leg:
     name = f"leg-{next(_NUMBERS)}"
     return with_payload(
-        Leg(
-            leg_id=name,
-            request_id=name,
-            kind=LegKind.LOCAL,
-            prompt_token_ids=tokens,
-            max_tokens=TOKENS,
-            adapter=adapter,
-            cache_salt=salt,
-        )
+        make_leg(name, prompt=tokens, max_tokens=TOKENS, adapter=adapter, cache_salt=salt)
     )
 
 

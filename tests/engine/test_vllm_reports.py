@@ -12,9 +12,10 @@ import pytest
 from baton.domain.cache import CacheGroup, CacheShape, PrefixRequirement
 from baton.domain.errors import EngineStartFailed, TransferFailed
 from baton.domain.fleet import Load, ReplicaFacts, Role, TransferTotals
-from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind
+from baton.domain.handoff import KvHandle, LegFailure, LegKind
 from baton.domain.value import evolve
 from baton.engine.vllm.core.settings import NixlSettings, VllmEngineSettings, engine_arguments
+from tests.fakes.scripted_engine import make_leg
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -179,14 +180,8 @@ async def test_a_ticket_that_nothing_can_be_fetched_with_costs_a_computation_not
 ):
     engine = VllmEngine(replace(SETTINGS, nixl=NIXL))
     engine._facts = facts(replace(SETTINGS, nixl=NIXL))
-    leg = Leg(
-        leg_id="leg-1",
-        request_id="r",
-        kind=LegKind.DECODE,
-        prompt_token_ids=(1, 2, 3),
-        max_tokens=1,
-        kv_handle=KvHandle(tokens=3, blocks=1, params=b"garbage"),
-    )
+    handle = KvHandle(tokens=3, blocks=1, params=b"garbage")
+    leg = make_leg("leg-1", LegKind.DECODE, max_tokens=1, kv_handle=handle)
     assert await engine.submit(leg) is LegFailure.KV_LOAD_FAILED
     too_long = evolve(leg, kv_handle=KvHandle(tokens=4, blocks=1, params=b""))
     assert await engine.submit(too_long) is LegFailure.KV_LOAD_FAILED
@@ -196,14 +191,8 @@ async def test_a_ticket_that_nothing_can_be_fetched_with_costs_a_computation_not
 async def test_a_ticket_for_the_front_of_a_prompt_is_refused_where_it_would_be_misread() -> None:
     engine = VllmEngine(replace(SETTINGS, nixl=NIXL))
     engine._facts = replace(facts(replace(SETTINGS, nixl=NIXL)), supports_prefix_fetch=False)
-    leg = Leg(
-        leg_id="leg-1",
-        request_id="r",
-        kind=LegKind.DECODE,
-        prompt_token_ids=(1, 2, 3),
-        max_tokens=1,
-        kv_handle=KvHandle(tokens=2, blocks=1, params=b""),
-    )
+    handle = KvHandle(tokens=2, blocks=1, params=b"")
+    leg = make_leg("leg-1", LegKind.DECODE, max_tokens=1, kv_handle=handle)
     assert await engine.submit(leg) is LegFailure.KV_LOAD_FAILED
     with pytest.raises(ValueError, match="fetches whole prompts only"):
         engine._check_leg(leg, engine._facts)

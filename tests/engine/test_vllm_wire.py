@@ -20,6 +20,7 @@ from baton.domain.request import FinishReason, LocalOnlyReason, Request
 from baton.domain.value import evolve
 from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.runtime.link import codec, frames
+from tests.fakes.scripted_engine import make_leg
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -439,16 +440,8 @@ def test_garbage_is_told_from_a_request() -> None:
 # ------------------------------------------------------------------ legs
 def test_a_leg_goes_by_its_own_id_and_numbers() -> None:
     request = split(engine_request(client_index=4, current_wave=2, data_parallel_rank=1))
-    leg = Leg(
-        leg_id="leg-9",
-        request_id=request.request_id,
-        kind=LegKind.LOCAL,
-        prompt_token_ids=(1, 2, 3),
-        max_tokens=7,
-        min_tokens=2,
-        priority=5,
-        payload=request.payload,
-    )
+    others = {"request_id": request.request_id, "payload": request.payload}
+    leg = make_leg("leg-9", max_tokens=7, min_tokens=2, priority=5, **others)
     joined = EngineCodec().encode_leg(leg)
     assert (joined.request_id, joined.external_req_id) == ("leg-9", "leg-9")
     assert joined.prompt_token_ids == [1, 2, 3]
@@ -616,15 +609,8 @@ def test_a_ticket_that_an_engine_would_choke_on_is_used_for_nothing(
 
 
 def test_a_leg_without_payload_is_greedy_and_goes_by_its_own_numbers_and_salt() -> None:
-    leg = Leg(
-        leg_id="probe-1",
-        request_id="probe-1",
-        kind=LegKind.DECODE,
-        prompt_token_ids=PROMPT,
-        max_tokens=3,
-        kv_handle=ticket(),
-        cache_salt="probe",
-    )
+    handle = {"kv_handle": ticket(), "cache_salt": "probe"}
+    leg = make_leg("probe-1", LegKind.DECODE, prompt=PROMPT, max_tokens=3, **handle)
     joined = EngineCodec().encode_leg(leg)
     params = joined.sampling_params
     assert (params.temperature, params.max_tokens, params.min_tokens) == (0.0, 3, 0)
@@ -668,15 +654,8 @@ def test_every_salt_that_a_client_chooses_gets_over_the_link(chars: int) -> None
 
 
 def test_a_leg_that_must_give_more_than_it_may_is_refused() -> None:
-    leg = Leg(
-        leg_id="leg-3",
-        request_id="r",
-        kind=LegKind.LOCAL,
-        prompt_token_ids=(1,),
-        max_tokens=2,
-        min_tokens=3,
-        payload=split(engine_request()).payload,
-    )
+    payload = split(engine_request()).payload
+    leg = make_leg("leg-3", prompt=(1,), max_tokens=2, min_tokens=3, payload=payload)
     with pytest.raises(ValueError, match="min_tokens 3 over max_tokens 2"):
         EngineCodec().encode_leg(leg)
 

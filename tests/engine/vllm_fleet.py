@@ -14,7 +14,7 @@ import zmq
 from baton.control.coordinator import Coordinator
 from baton.domain.commands import RequestRecord
 from baton.domain.fleet import LinkTotals, ReplicaFacts, Role
-from baton.domain.handoff import HitSource, Leg, LegKind
+from baton.domain.handoff import HitSource
 from baton.domain.request import LocalOnlyReason, Request
 from baton.policy.links.estimates import LinkRow, LinkState
 from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
@@ -22,6 +22,7 @@ from baton.policy.prefix_cache.index import ReplicaIndexState
 from baton.runtime.link.options import LinkOptions
 from tests.engine.vllm_engines import VllmEngine, engine_settings, engine_with_peers, payload
 from tests.fakes.fleet_rig import Fleet
+from tests.fakes.scripted_engine import make_leg
 
 DEADLINE_S = 60.0
 """For anything awaited here that says nothing of its own: engines share few cores."""
@@ -68,14 +69,7 @@ class RealFleet:
     async def check_computes(self, name: str) -> None:
         """See an engine compute a prompt that no coordinator knows of."""
         before = self.computed_tokens(name)
-        leg = Leg(
-            leg_id="health",
-            request_id="health",
-            kind=LegKind.LOCAL,
-            prompt_token_ids=self.prompt(20),
-            max_tokens=1,
-            payload=payload(),
-        )
+        leg = make_leg("health", prompt=self.prompt(20), max_tokens=1, payload=payload())
         assert await self.engines[name].submit(leg) is None
         await self.wait_until(lambda: self.computed_tokens(name) == before + 20)
 

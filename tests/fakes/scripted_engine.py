@@ -31,15 +31,21 @@ def make_facts(replica_id: str = "decode-1", role: Role = Role.DECODE) -> Replic
 
 
 def make_leg(
-    leg_id: str, *, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 8, payload: bytes = b""
+    leg_id: str,
+    kind: LegKind = LegKind.LOCAL,
+    *,
+    prompt: Sequence[int] = (1, 2, 3),
+    max_tokens: int = 8,
+    **others: object,
 ) -> Leg:
+    """A leg of a request of the same name, unless `others` names it."""
+    fields = {"request_id": leg_id, **others}
     return Leg(
         leg_id=leg_id,
-        request_id=leg_id,
-        kind=LegKind.LOCAL,
-        prompt_token_ids=prompt,
+        kind=kind,
+        prompt_token_ids=tuple(prompt),
         max_tokens=max_tokens,
-        payload=payload,
+        **fields,  # type: ignore[arg-type]  # fields of a leg
     )
 
 

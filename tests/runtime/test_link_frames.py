@@ -32,6 +32,7 @@ from baton.runtime.link import codec, frames
 from baton.runtime.link.codec import BadFrame
 from baton.runtime.link.frames import CloseReason
 from baton.runtime.link.options import LinkOptions
+from tests.fakes.scripted_engine import make_leg
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 counts = st.integers(0, 2**31 - 1)
@@ -305,9 +306,7 @@ def test_a_hello_with_fields_of_a_later_version_is_understood() -> None:
 
 
 def test_a_long_prompt_travels_as_four_bytes_a_token() -> None:
-    leg = Leg(
-        leg_id="a", request_id="a", kind=LegKind.LOCAL, prompt_token_ids=(258,) * 1000, max_tokens=1
-    )
+    leg = make_leg("a", prompt=(258,) * 1000, max_tokens=1)
     parts = codec.encode(frames.Submit(leg))
     assert parts[2] == b"\x02\x01\x00\x00" * 1000
     assert len(parts[1]) < 100

@@ -506,80 +506,60 @@ def holder_of(config: DeploymentConfig) -> tuple[ConfigParticipant, Process]:
     return ConfigParticipant(LiveConfig(generation=3, config=config), process.build), process
 
 
-def test_preparing_changes_nothing_and_taking_builds_nothing_again(make: Make) -> None:
+async def test_preparing_changes_nothing_and_taking_builds_nothing_again(make: Make) -> None:
     old, new = make(), make("router.seed=1")
-
-    async def scenario() -> None:
-        holder, process = holder_of(old)
-        assert await holder.prepare(3, new) == ""
-        assert process.at is old
-        assert await holder.commit(LiveConfig(generation=4, config=new)) == 4
-        assert (process.at, process.built, holder.live.generation) == (new, 1, 4)
-
-    asyncio.run(scenario())
+    holder, process = holder_of(old)
+    assert await holder.prepare(3, new) == ""
+    assert process.at is old
+    assert await holder.commit(LiveConfig(generation=4, config=new)) == 4
+    assert (process.at, process.built, holder.live.generation) == (new, 1, 4)
 
 
-def test_what_cannot_be_taken_is_counted_and_what_came_too_late_is_not(make: Make) -> None:
-    async def scenario() -> None:
-        holder, _ = holder_of(make())
-        await holder.prepare(3, make("router.seed=13"))
-        await holder.prepare(2, make("router.seed=1"))
-        assert holder.rejected == 1
-        with pytest.raises(ValueError, match="cannot use 13"):
-            await holder.commit(LiveConfig(generation=4, config=make("router.seed=13")))
-        await holder.commit(LiveConfig(generation=3, config=make("router.seed=13")))
-        await holder.commit(LiveConfig(generation=4, config=make("router.seed=1")))
-        assert (holder.rejected, holder.live.generation) == (2, 4)
-
-    asyncio.run(scenario())
+async def test_what_cannot_be_taken_is_counted_and_what_came_too_late_is_not(make: Make) -> None:
+    holder, _ = holder_of(make())
+    await holder.prepare(3, make("router.seed=13"))
+    await holder.prepare(2, make("router.seed=1"))
+    assert holder.rejected == 1
+    with pytest.raises(ValueError, match="cannot use 13"):
+        await holder.commit(LiveConfig(generation=4, config=make("router.seed=13")))
+    await holder.commit(LiveConfig(generation=3, config=make("router.seed=13")))
+    await holder.commit(LiveConfig(generation=4, config=make("router.seed=1")))
+    assert (holder.rejected, holder.live.generation) == (2, 4)
 
 
-def test_a_process_says_why_it_cannot_take_a_configuration(make: Make) -> None:
-    async def scenario() -> None:
-        holder, process = holder_of(make())
-        assert await holder.prepare(3, make("router.seed=13")) == "ValueError: cannot use 13"
-        assert "generation 3 holds here, not 2" in await holder.prepare(2, make("router.seed=1"))
-        assert process.built == 0
-
-    asyncio.run(scenario())
+async def test_a_process_says_why_it_cannot_take_a_configuration(make: Make) -> None:
+    holder, process = holder_of(make())
+    assert await holder.prepare(3, make("router.seed=13")) == "ValueError: cannot use 13"
+    assert "generation 3 holds here, not 2" in await holder.prepare(2, make("router.seed=1"))
+    assert process.built == 0
 
 
-def test_what_is_taken_counts_not_what_was_prepared(make: Make) -> None:
+async def test_what_is_taken_counts_not_what_was_prepared(make: Make) -> None:
     prepared, told = make("router.seed=1"), make("router.seed=2")
-
-    async def scenario() -> None:
-        holder, process = holder_of(make())
-        await holder.prepare(3, prepared)
-        await holder.commit(LiveConfig(generation=4, config=told))
-        assert process.at == told
-        await holder.commit(LiveConfig(generation=5, config=prepared))
-        assert process.at == prepared
-
-    asyncio.run(scenario())
+    holder, process = holder_of(make())
+    await holder.prepare(3, prepared)
+    await holder.commit(LiveConfig(generation=4, config=told))
+    assert process.at == told
+    await holder.commit(LiveConfig(generation=5, config=prepared))
+    assert process.at == prepared
 
 
-def test_an_old_generation_is_not_taken_again(make: Make) -> None:
-    async def scenario() -> None:
-        holder, process = holder_of(make())
-        for generation in (2, 3):
-            assert (
-                await holder.commit(LiveConfig(generation=generation, config=make("router.seed=1")))
-                == 3
-            )
-        assert process.at == make()
-
-    asyncio.run(scenario())
+async def test_an_old_generation_is_not_taken_again(make: Make) -> None:
+    holder, process = holder_of(make())
+    for generation in (2, 3):
+        assert (
+            await holder.commit(LiveConfig(generation=generation, config=make("router.seed=1")))
+            == 3
+        )
+    assert process.at == make()
 
 
-def test_a_configuration_that_cannot_be_taken_leaves_the_old_one(make: Make) -> None:
-    async def scenario() -> None:
-        holder, process = holder_of(make())
-        with pytest.raises(ValueError, match="cannot use 13"):
-            await holder.commit(LiveConfig(generation=4, config=make("router.seed=13")))
-        assert (process.at, holder.live.generation) == (make(), 3)
-        assert await holder.commit(LiveConfig(generation=5, config=make("router.seed=1"))) == 5
-
-    asyncio.run(scenario())
+async def test_a_configuration_that_cannot_be_taken_leaves_the_old_one(make: Make) -> None:
+    holder, process = holder_of(make())
+    with pytest.raises(ValueError, match="cannot use 13"):
+        await holder.commit(LiveConfig(generation=4, config=make("router.seed=13")))
+    assert (process.at, holder.live.generation) == (make(), 3)
+    assert await holder.commit(LiveConfig(generation=5, config=make("router.seed=1"))) == 5
 
 
 # ------------------------------------------------------------------ what is kept
@@ -630,45 +610,37 @@ def test_what_became_of_a_generation_is_kept_with_it(make: Make) -> None:
     assert b"seed: 2" in shelf.values["config/0000000001"], "text, for other versions to read"
 
 
-def test_who_was_not_told_finds_the_newest_in_the_store(make: Make) -> None:
+async def test_who_was_not_told_finds_the_newest_in_the_store(make: Make) -> None:
     generations = Generations(HeadStore())
-
-    async def scenario() -> None:
-        holder, process = holder_of(make())
-        follower = ConfigFollower(generations, current=lambda: holder.live, commit=holder.commit)
-        await follower.poll()
-        assert process.built == 0
-        for number in (4, 5):
-            live = LiveConfig(generation=number, config=make(f"router.seed={number}"))
-            generations.add(live)
-        await follower.poll()
-        assert (process.at.router.seed, process.built) == (5, 1)
-
-    asyncio.run(scenario())
+    holder, process = holder_of(make())
+    follower = ConfigFollower(generations, current=lambda: holder.live, commit=holder.commit)
+    await follower.poll()
+    assert process.built == 0
+    for number in (4, 5):
+        live = LiveConfig(generation=number, config=make(f"router.seed={number}"))
+        generations.add(live)
+    await follower.poll()
+    assert (process.at.router.seed, process.built) == (5, 1)
 
 
-def test_looking_goes_on_after_it_has_failed(make: Make) -> None:
+async def test_looking_goes_on_after_it_has_failed(make: Make) -> None:
     generations = Generations(HeadStore())
     generations.add(LiveConfig(generation=4, config=make("router.seed=13")))
+    holder, process = holder_of(make())
+    taken = asyncio.Event()
 
-    async def scenario() -> None:
-        holder, process = holder_of(make())
-        taken = asyncio.Event()
+    async def take(live: LiveConfig) -> None:
+        try:
+            await holder.commit(live)
+            taken.set()
+        finally:
+            generations.add(LiveConfig(generation=5, config=make("router.seed=5")))
 
-        async def take(live: LiveConfig) -> None:
-            try:
-                await holder.commit(live)
-                taken.set()
-            finally:
-                generations.add(LiveConfig(generation=5, config=make("router.seed=5")))
-
-        follower = ConfigFollower(
-            generations, current=lambda: holder.live, commit=take, interval_s=0.001
-        )
-        follower.start()
-        async with asyncio.timeout(10):
-            await taken.wait()
-        await follower.stop()
-        assert process.at.router.seed == 5
-
-    asyncio.run(scenario())
+    follower = ConfigFollower(
+        generations, current=lambda: holder.live, commit=take, interval_s=0.001
+    )
+    follower.start()
+    async with asyncio.timeout(10):
+        await taken.wait()
+    await follower.stop()
+    assert process.at.router.seed == 5
