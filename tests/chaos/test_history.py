@@ -9,7 +9,7 @@ import pytest
 
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import LegKind
-from baton.domain.leg_record import LegOutcome, LegRecord
+from baton.domain.leg_record import LegRecord
 from baton.domain.request import Phase
 from baton.domain.value import evolve
 from tests.chaos.history import (
@@ -24,6 +24,7 @@ from tests.chaos.history import (
     find_violations,
     longest_stall,
 )
+from tests.fakes.records import leg_record, request_record
 
 WANTED = [7, 8, 9, 10, 11, 12]
 
@@ -44,42 +45,13 @@ def refused(status: int | None, retry_after_s: float | None) -> Exchange:
 
 
 def leg(replica_id: str, began_at_s: float) -> LegRecord:
-    return LegRecord(
-        leg_id="a-1",
-        kind=LegKind.LOCAL,
-        replica_id=replica_id,
-        route_index=0,
-        started_at_s=began_at_s,
-        first_output_at_s=None,
-        last_output_at_s=None,
-        ended_at_s=began_at_s + 1,
-        prompt_tokens=1,
-        fetched_tokens=0,
-        cached_tokens=None,
-        output_tokens=0,
-        engine_times=None,
-        outcome=LegOutcome.COMPLETED,
-    )
+    times = {"started_at_s": began_at_s, "first_output_at_s": None, "ended_at_s": began_at_s + 1}
+    return leg_record(kind=LegKind.LOCAL, replica_id=replica_id, **times)
 
 
 def record(request_id: str = "a", *, legs: tuple[LegRecord, ...] = ()) -> RequestRecord:
-    return RequestRecord(
-        request_id=request_id,
-        outcome=Phase.FINISHED,
-        reason="length",
-        routes=(),
-        decisions=(),
-        prompt_tokens=1,
-        cached_tokens=None,
-        output_tokens=len(WANTED),
-        resumes=0,
-        arrived_at_s=0.0,
-        first_token_at_s=1.0,
-        last_token_at_s=6.0,
-        ended_at_s=6.0,
-        prefill_done_at_s=None,
-        handed_off_blocks=0,
-        legs=legs,
+    return request_record(
+        request_id=request_id, reason="length", output_tokens=len(WANTED), legs=legs
     )
 
 

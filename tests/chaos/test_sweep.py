@@ -9,48 +9,16 @@ from typing import Any, cast
 import pytest
 
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import LegKind, LegTimes
-from baton.domain.leg_record import LegOutcome, LegRecord
-from baton.domain.request import Phase
+from baton.domain.handoff import LegTimes
 from baton.domain.value import evolve
 from tests.chaos.history import Ending, Exchange
 from tests.chaos.load import Load
 from tests.chaos.local_ingress import Ingress
 from tests.chaos.sweep import RunningTotals, overhead_s, run_steady_load
+from tests.fakes.records import leg_record, request_record
 
-RECORD = RequestRecord(
-    request_id="r",
-    outcome=Phase.FINISHED,
-    reason="length",
-    routes=(),
-    decisions=(),
-    prompt_tokens=3,
-    cached_tokens=None,
-    output_tokens=2,
-    resumes=0,
-    arrived_at_s=10.0,
-    first_token_at_s=10.5,
-    last_token_at_s=11.0,
-    ended_at_s=11.0,
-    prefill_done_at_s=None,
-    handed_off_blocks=0,
-)
-LEG = LegRecord(
-    leg_id="r#1",
-    kind=LegKind.PREFILL,
-    replica_id="p",
-    route_index=0,
-    started_at_s=10.0,
-    first_output_at_s=10.2,
-    last_output_at_s=None,
-    ended_at_s=10.2,
-    prompt_tokens=3,
-    fetched_tokens=0,
-    cached_tokens=None,
-    output_tokens=0,
-    engine_times=LegTimes(0.1, 0.05),
-    outcome=LegOutcome.COMPLETED,
-)
+RECORD = request_record()
+LEG = leg_record(engine_times=LegTimes(0.1, 0.05))
 
 
 def test_added_is_what_engines_do_not_say_that_they_took() -> None:

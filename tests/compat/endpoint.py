@@ -15,11 +15,12 @@ import uvicorn
 
 from baton.control.fleet.adapter_registry import RuntimeAdapter
 from baton.engine.vllm.frontend.app import VllmFrontend
-from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
 from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.adapters import Administer
 from baton.engine.vllm.gate.limits import FrontendLimits
 from tests.compat.echo_fleet import EchoFleet
+from tests.fakes.frontends import fleet_facts
 
 MODEL = "tiny"
 ADAPTER = "tiny-ada"
@@ -133,14 +134,7 @@ class ServerThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         fleet = self._fleet
-        facts = FleetFacts(
-            max_len_tokens=MAX_LEN_TOKENS,
-            block_size_tokens=16,
-            kv_blocks=1000,
-            max_running_requests=64,
-            max_batched_tokens=2048,
-            adapters=len(self._settings.adapters),
-        )
+        facts = fleet_facts(MAX_LEN_TOKENS, adapters=len(self._settings.adapters))
         frontend = VllmFrontend(self._settings, facts, hooks=fleet.hooks(), clock=MonotonicClock())
         app = await frontend.start()
         fleet.frontend = self.frontend = frontend

@@ -13,10 +13,11 @@ import pytest_asyncio
 
 from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend.app import VllmFrontend
-from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
 from baton.engine.vllm.gate.model_router import ModelRouter
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_LEN_TOKENS, MonotonicClock
+from tests.fakes.frontends import fleet_facts
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,13 +50,7 @@ class Two:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Two]:
     model = write_tiny_model(tmp_path_factory.mktemp("model"))
-    facts = FleetFacts(
-        max_len_tokens=MAX_LEN_TOKENS,
-        block_size_tokens=16,
-        kv_blocks=1000,
-        max_running_requests=64,
-        max_batched_tokens=2048,
-    )
+    facts = fleet_facts(MAX_LEN_TOKENS)
     fleets, frontends = {name: EchoFleet() for name in MODELS}, {}
     async with AsyncExitStack() as ends:
         for name, fleet in fleets.items():

@@ -20,13 +20,14 @@ from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import HandoffMode, LegFailure, PlacementDecision, Route, RouteReason
 from baton.domain.request import Phase
 from baton.engine.vllm.frontend.app import VllmFrontend
-from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
 from baton.policy.placement.port import NoRoute, PlacementContext, PlacementQuery
 from baton.policy.placement.replica_cost import usable_tokens
 from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.process.clock import MonotonicClock
 from tests.fakes.fleet_rig import FAST_LINK, Clients, Fleet
+from tests.fakes.frontends import fleet_facts, open_hooks
 
 MODEL = "tiny"
 MAX_LEN_TOKENS = 2048
@@ -235,19 +236,8 @@ class UsageIngress:
         self.clients = ApiClients()
         self.fleet = Fleet(coordinator, name="usage", link=link, clients=self.clients)
         self.clients.fleet = self.fleet
-        facts = FleetFacts(
-            max_len_tokens=MAX_LEN_TOKENS,
-            block_size_tokens=BLOCK_TOKENS,
-            kv_blocks=1000,
-            max_running_requests=64,
-            max_batched_tokens=2048,
-        )
-        hooks = FrontendHooks(
-            on_request=self.fleet.driver.on_request,
-            on_abort=self.fleet.driver.on_abort,
-            admit=lambda _requests, _caller: None,
-            healthy=lambda: True,
-        )
+        facts = fleet_facts(MAX_LEN_TOKENS, block_size_tokens=BLOCK_TOKENS)
+        hooks = open_hooks(self.fleet.driver.on_request, self.fleet.driver.on_abort)
         settings = FrontendSettings(
             model=str(model),
             served_model_name=MODEL,

@@ -14,24 +14,19 @@ import httpx
 import pytest
 
 from baton.domain.errors import EngineStartFailed, LinkFailed
-from baton.domain.fleet import ReplicaFacts, Role
 from baton.engine.vllm.fast_path.tokenization_cache import FastEncoder
 from baton.engine.vllm.frontend.app import VllmFrontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MODEL, MonotonicClock, ServerThread, serve
+from tests.fakes.facts import replica_facts
+from tests.fakes.frontends import fleet_facts
 from tests.fakes.tiny_model import tiny_model
 
 # vLLM warns of its own deprecated fields, and when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-FACTS = FleetFacts(
-    max_len_tokens=256,
-    block_size_tokens=16,
-    kv_blocks=64,
-    max_running_requests=8,
-    max_batched_tokens=256,
-)
+FACTS = fleet_facts(256, kv_blocks=64, max_running_requests=8, max_batched_tokens=256)
 
 
 @pytest.fixture(scope="module")
@@ -199,25 +194,11 @@ def test_images_travel_whole_with_every_request() -> None:
 
 
 def test_the_facts_of_a_fleet_are_what_all_replicas_can_do() -> None:
-    def replica(name: str, *, max_len_tokens: int) -> ReplicaFacts:
-        return ReplicaFacts(
-            replica_id=name,
-            pool="decode",
-            role=Role.DECODE,
-            model="m",
-            engine="sim",
-            engine_version="1",
-            block_size_tokens=16,
-            kv_blocks=100,
-            kv_block_bytes=1,
-            max_len_tokens=max_len_tokens,
-            max_running_requests=8,
-            max_batched_tokens=512,
-            layout="x",
-        )
-
     facts = FleetFacts.from_replicas(
-        [replica("a", max_len_tokens=512), replica("b", max_len_tokens=256)]
+        [
+            replica_facts("a", max_len_tokens=512, kv_blocks=100),
+            replica_facts("b", max_len_tokens=256, kv_blocks=100),
+        ]
     )
     assert facts.max_len_tokens == 256
     assert facts.kv_blocks == 200

@@ -20,8 +20,9 @@ import zmq.asyncio
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineFailed, LinkFailed, NoCapacity
 from baton.domain.request import FinishReason, Request
-from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks
+from baton.engine.vllm.frontend.settings import FrontendHooks
 from baton.engine.vllm.gate.errors import Problem
+from tests.fakes.frontends import engine_request, fleet_facts, open_hooks
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.
@@ -41,13 +42,7 @@ with warnings.catch_warnings():
     from baton.engine.vllm.frontend.engine_server import FleetEngineServer
     from baton.engine.vllm.wire.codec import pack_frames
 
-FACTS = FleetFacts(
-    max_len_tokens=512,
-    block_size_tokens=16,
-    kv_blocks=64,
-    max_running_requests=8,
-    max_batched_tokens=256,
-)
+FACTS = fleet_facts(512, kv_blocks=64)
 
 
 class FixedClock:
@@ -145,21 +140,6 @@ ONLY_SOCKETS = pytest.mark.parametrize("frontend", [Frontend], indirect=True)
 ONLY_MET = pytest.mark.parametrize("frontend", [MetFrontend], indirect=True)
 
 
-def engine_request(request_id: str, **changes: object) -> EngineCoreRequest:
-    fields: dict[str, object] = {
-        "request_id": request_id,
-        "prompt_token_ids": [1, 2, 3],
-        "mm_features": None,
-        "sampling_params": SamplingParams(max_tokens=9),
-        "pooling_params": None,
-        "arrival_time": 0.0,
-        "lora_request": None,
-        "cache_salt": None,
-        "data_parallel_rank": None,
-    }
-    return EngineCoreRequest(**(fields | changes))
-
-
 class Told:
     """What the hooks were told."""
 
@@ -172,12 +152,7 @@ class Told:
         self.on_request(request)
 
     def hooks(self) -> FrontendHooks:
-        return FrontendHooks(
-            on_request=self._tell,
-            on_abort=self.aborts.append,
-            admit=lambda _n, _caller: None,
-            healthy=lambda: True,
-        )
+        return open_hooks(self._tell, self.aborts.append)
 
 
 @pytest.fixture

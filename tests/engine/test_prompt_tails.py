@@ -15,11 +15,11 @@ pytest.importorskip("vllm")
 
 from transformers import TokenizersBackend
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from baton.engine.vllm.fast_path.detokenizer_tail import install_tail_decoding, start_at_tail
+from tests.fakes.frontends import engine_request
 
 Theirs: TypeAlias = Any
 """What vLLM and transformers make, which is not followed."""
@@ -59,19 +59,11 @@ def metaspace() -> Theirs:
 
 
 def request(prompt: Sequence[int], *, skips: bool = True) -> Theirs:
-    return EngineCoreRequest(
-        request_id="r",
-        prompt_token_ids=list(prompt),
-        mm_features=None,
-        sampling_params=SamplingParams(
-            max_tokens=8, skip_special_tokens=skips, output_kind=RequestOutputKind.DELTA
-        ),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-        external_req_id="r",
+    params = SamplingParams(
+        max_tokens=8, skip_special_tokens=skips, output_kind=RequestOutputKind.DELTA
+    )
+    return engine_request(
+        "r", external_req_id="r", prompt_token_ids=list(prompt), sampling_params=params
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from baton.engine.vllm.gate.limits import MAX_BAD_WORDS, FrontendLimits
 from baton.engine.vllm.wire.identity import CALLER_ARG, Caller
+from tests.fakes.frontends import engine_request
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.
@@ -32,19 +33,7 @@ def callers(**limits: int) -> RustCallers:
 
 
 def request(external_id: str | None, **changes: object) -> EngineCoreRequest:
-    fields: dict[str, object] = {
-        "request_id": f"{external_id}-0123abcd",
-        "external_req_id": external_id,
-        "prompt_token_ids": [1, 2, 3],
-        "mm_features": None,
-        "sampling_params": SamplingParams(max_tokens=9),
-        "pooling_params": None,
-        "arrival_time": 0.0,
-        "lora_request": None,
-        "cache_salt": None,
-        "data_parallel_rank": None,
-    }
-    return EngineCoreRequest(**(fields | changes))
+    return engine_request(f"{external_id}-0123abcd", external_req_id=external_id, **changes)
 
 
 def test_a_tenant_keeps_its_handle_and_two_tenants_have_two() -> None:

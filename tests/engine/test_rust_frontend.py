@@ -23,27 +23,20 @@ from baton.domain.handoff import CacheUse
 from baton.domain.request import FinishReason, Request
 from baton.engine.vllm.frontend.rust_arguments import SUPPORTED_ROUTES
 from baton.engine.vllm.frontend.rust_frontend import PATH_VARIABLE, RustFrontend, find_rust_frontend
-from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendHooks, FrontendSettings
 from baton.engine.vllm.gate.limits import FrontendLimits
 from tests.fakes import rust_program
+from tests.fakes.frontends import engine_request, fleet_facts, open_hooks
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.
     warnings.simplefilter("ignore")
-    from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     from baton.engine.vllm.wire.codec import unpack_frames
 
-FACTS = FleetFacts(
-    max_len_tokens=512,
-    block_size_tokens=16,
-    kv_blocks=64,
-    max_running_requests=8,
-    max_batched_tokens=256,
-    adapters=1,
-)
+FACTS = fleet_facts(512, adapters=1)
 
 
 NO_SCHEMA = {"name": "x", "schema": {"type": "nonsense"}}
@@ -63,12 +56,7 @@ class Fleet:
         self.healthy = True
 
     def hooks(self) -> FrontendHooks:
-        return FrontendHooks(
-            on_request=self.requests.put_nowait,
-            on_abort=self.aborts.put_nowait,
-            admit=lambda _n, _caller: None,
-            healthy=lambda: self.healthy,
-        )
+        return open_hooks(self.requests.put_nowait, self.aborts.put_nowait, lambda: self.healthy)
 
     async def next_request(self) -> Request:
         return await asyncio.wait_for(self.requests.get(), 20)
@@ -103,18 +91,8 @@ def fleet() -> Fleet:
 
 def write_request(folder: Path, external_id: str) -> None:
     """What the stand-in asks for next."""
-    asked = EngineCoreRequest(
-        request_id=f"cmpl-{external_id}-0123abcd",
-        external_req_id=f"cmpl-{external_id}",
-        prompt_token_ids=[1, 2, 3],
-        mm_features=None,
-        sampling_params=SamplingParams(max_tokens=9),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
+    name = f"cmpl-{external_id}"
+    asked = engine_request(f"{name}-0123abcd", external_req_id=name)
     (frame,) = MsgpackEncoder().encode(asked)
     (folder / "request").write_bytes(frame)
 

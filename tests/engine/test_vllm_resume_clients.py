@@ -27,7 +27,7 @@ from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure
 from baton.domain.request import Phase
 from baton.engine.vllm.frontend.app import VllmFrontend
-from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
 from baton.policy.placement.port import Disaggregate
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
@@ -35,6 +35,7 @@ from baton.runtime.link.options import LinkOptions
 from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.replica_host import ReplicaHost
 from tests.engine.vllm_engines import MAX_LEN_TOKENS, VllmEngine, engine_settings
+from tests.fakes.frontends import fleet_facts, open_hooks
 from tests.fakes.placers import placer
 from tests.fakes.scripted_engine import Watch
 
@@ -147,19 +148,8 @@ class Ingress:
             recorder=self.relay,
             clock=MonotonicClock(),
         )
-        facts = FleetFacts(
-            max_len_tokens=MAX_LEN_TOKENS,
-            block_size_tokens=32,
-            kv_blocks=1000,
-            max_running_requests=64,
-            max_batched_tokens=2048,
-        )
-        hooks = FrontendHooks(
-            on_request=self.driver.on_request,
-            on_abort=self.driver.on_abort,
-            admit=lambda _requests, _caller: None,
-            healthy=lambda: True,
-        )
+        facts = fleet_facts(MAX_LEN_TOKENS, block_size_tokens=32)
+        hooks = open_hooks(self.driver.on_request, self.driver.on_abort)
         settings = FrontendSettings(model=str(model), served_model_name="tiny")
         self.relay.frontend = VllmFrontend(settings, facts, hooks=hooks, clock=MonotonicClock())
 

@@ -20,6 +20,7 @@ from baton.domain.value import evolve
 from tests.contracts.engine_contract import EngineListener, RunningPair, running_pair
 from tests.engine.vllm_engines import engine_settings, engine_with_checks
 from tests.fakes.free_ports import free_port
+from tests.fakes.frontends import engine_request
 from tests.fakes.tiny_model import tiny_model
 
 with warnings.catch_warnings():
@@ -29,7 +30,7 @@ with warnings.catch_warnings():
         SamplingParams,
         StructuredOutputsParams,
     )
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+    from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     from baton.engine.vllm.wire.codec import pack_frames, unpack_frames
@@ -125,17 +126,8 @@ KINDS: dict[str, dict[str, object]] = {
 def payload(salt: str | None, sampling: Mapping[str, object]) -> bytes:
     """What the frontend would have sealed."""
     fields = {"temperature": 0.0, "ignore_eos": True, "max_tokens": MAX_TOKENS} | dict(sampling)
-    request = EngineCoreRequest(
-        request_id="",
-        prompt_token_ids=None,
-        mm_features=None,
-        sampling_params=SamplingParams(**fields),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=salt,
-        data_parallel_rank=None,
-    )
+    params = SamplingParams(**fields)
+    request = engine_request("", prompt_token_ids=None, sampling_params=params, cache_salt=salt)
     return pack_frames(MsgpackEncoder().encode(request))
 
 

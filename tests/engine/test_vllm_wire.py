@@ -20,6 +20,7 @@ from baton.domain.request import FinishReason, LocalOnlyReason, Request
 from baton.domain.value import evolve
 from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.runtime.link import codec, frames
+from tests.fakes import frontends
 from tests.fakes.scripted_engine import make_leg
 
 pytest.importorskip("vllm")
@@ -127,18 +128,12 @@ sampling_params = st.fixed_dictionaries({}, optional=SAMPLING_FIELDS).map(
 
 def engine_request(**changes: object) -> EngineCoreRequest:
     fields: dict[str, object] = {
-        "request_id": "cmpl-1-0123abcd",
         "external_req_id": "cmpl-1",
         "prompt_token_ids": list(PROMPT),
-        "mm_features": None,
         "sampling_params": SamplingParams(max_tokens=20),
-        "pooling_params": None,
         "arrival_time": 12.5,
-        "lora_request": None,
-        "cache_salt": None,
-        "data_parallel_rank": None,
     }
-    return EngineCoreRequest(**(fields | changes))
+    return frontends.engine_request("cmpl-1-0123abcd", **(fields | changes))
 
 
 def split(request: EngineCoreRequest) -> Request:

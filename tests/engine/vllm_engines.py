@@ -17,13 +17,13 @@ from baton.transfer.peers import Peers
 from baton.transfer.side_channel import SideChannelChecker
 from tests.contracts.engine_contract import EngineTests
 from tests.fakes.free_ports import HOST, free_port
+from tests.fakes.frontends import engine_request
 from tests.fakes.scaled_deadline import slowdown
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-    from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackEncoder
 
     from baton.engine.vllm.core.engine import VllmEngine
@@ -100,16 +100,9 @@ def make_engine_and_peers(settings: VllmEngineSettings) -> tuple[VllmEngine, Pee
 @cache
 def payload(*, cache_salt: str | None = None, **sampling: object) -> bytes:
     """What the frontend would have sealed: greedy, ends by length only."""
-    request = EngineCoreRequest(
-        request_id="",
-        prompt_token_ids=None,
-        mm_features=None,
-        sampling_params=SamplingParams(temperature=0.0, ignore_eos=True, **sampling),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=cache_salt,
-        data_parallel_rank=None,
+    params = SamplingParams(temperature=0.0, ignore_eos=True, **sampling)
+    request = engine_request(
+        "", prompt_token_ids=None, sampling_params=params, cache_salt=cache_salt
     )
     return pack_frames(MsgpackEncoder().encode(request))
 

@@ -10,24 +10,12 @@ from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.kv_events import KvEvent, KvEventBatch
 from baton.domain.request import FinishReason
+from tests.fakes.facts import replica_facts
 
 
 def make_facts(replica_id: str = "decode-1", role: Role = Role.DECODE) -> ReplicaFacts:
-    return ReplicaFacts(
-        replica_id=replica_id,
-        pool=role.value,
-        role=role,
-        model="tiny",
-        engine="scripted",
-        engine_version="1",
-        block_size_tokens=16,
-        kv_blocks=1000,
-        kv_block_bytes=4096,
-        max_len_tokens=4096,
-        max_running_requests=256,
-        max_batched_tokens=2048,
-        layout="tiny/16",
-    )
+    sizes = {"kv_block_bytes": 4096, "max_running_requests": 256}
+    return replica_facts(replica_id, role, layout="tiny/16", engine="scripted", **sizes)
 
 
 def make_leg(

@@ -37,6 +37,7 @@ from baton.serving.ingress.rust_ingress import (
     open_routes,
 )
 from tests.engine.test_rust_frontend import FACTS
+from tests.fakes.frontends import open_hooks
 from tests.fakes.tiny_model import tiny_model
 
 with warnings.catch_warnings():
@@ -67,12 +68,7 @@ class Fleet:
         self.frontend: RustFrontend | None = None
 
     def hooks(self) -> FrontendHooks:
-        return FrontendHooks(
-            on_request=self._answer,
-            on_abort=lambda _ids: None,
-            admit=lambda _n, _caller: None,
-            healthy=lambda: True,
-        )
+        return open_hooks(self._answer, lambda _ids: None)
 
     def _answer(self, request: Request) -> None:
         self.requests.append(request)
