@@ -46,11 +46,6 @@ def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
         assert time.monotonic() < until_s, f"not so within {within_s} s"
 
 
-def test_a_killed_process_ends_by_sigkill(sleeper: subprocess.Popen[str]) -> None:
-    faults.kill(sleeper.pid)
-    assert sleeper.wait(5) == -signal.SIGKILL
-
-
 def test_a_frozen_process_stands_still_and_goes_on(sleeper: subprocess.Popen[str]) -> None:
     with faults.stopped_processes(sleeper.pid):
         until(lambda: faults.is_stopped(sleeper.pid))
@@ -82,10 +77,10 @@ def test_a_process_goes_on_when_whoever_froze_it_is_killed(
     until(lambda: not faults.is_stopped(sleeper.pid))
 
 
-def test_one_that_is_frozen_may_end(sleeper: subprocess.Popen[str]) -> None:
+def test_one_that_is_killed_while_it_is_frozen_ends(sleeper: subprocess.Popen[str]) -> None:
     with faults.stopped_processes(sleeper.pid):
         faults.kill(sleeper.pid)
-        sleeper.wait(5)
+        assert sleeper.wait(5) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

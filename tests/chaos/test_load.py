@@ -174,23 +174,24 @@ async def test_a_stream_that_does_not_end_well_is_not_taken_for_one_that_does(
     assert why in exchange.reason
 
 
-async def test_a_refusal_is_told_by_its_status_and_when_to_come_back() -> None:
+@pytest.mark.parametrize(
+    ("said", "status", "retry_after_s", "ending"),
+    [
+        ("503 Busy\r\nRetry-After: 2", 503, 2.0, Ending.REJECTED),
+        ("500 Oh", 500, None, Ending.FAILED),
+    ],
+    ids=["a refusal", "another error"],
+)
+async def test_who_is_not_served_is_told_why_and_when_to_come_back(
+    said: str, status: int, retry_after_s: float | None, ending: Ending
+) -> None:
     async def refuse(_: ReceivedRequest) -> AsyncIterator[str]:
-        yield "503 Busy\r\nRetry-After: 2"
+        yield said
         yield "too much to do"
 
     exchange = await asked_of(refuse)
-    assert (exchange.status, exchange.retry_after_s) == (503, 2.0)
-    assert exchange.endings == [Ending.REJECTED]
-    assert exchange.reason == "too much to do"
-
-
-async def test_another_error_is_a_failure() -> None:
-    async def fail(_: ReceivedRequest) -> AsyncIterator[str]:
-        yield "500 Oh"
-
-    exchange = await asked_of(fail)
-    assert (exchange.status, exchange.endings) == (500, [Ending.FAILED])
+    assert (exchange.status, exchange.retry_after_s) == (status, retry_after_s)
+    assert (exchange.endings, exchange.reason) == ([ending], "too much to do")
 
 
 async def test_nobody_who_listens_is_a_cut_and_a_server_that_says_nothing_never_ends() -> None:

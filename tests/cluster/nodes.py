@@ -11,21 +11,18 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from tests.cluster.network import NetworkNode, network
-from tests.e2e.deployments import CONFIGS, Deployment, descendants, find_alive
+from tests.e2e.deployments import CONFIGS, Deployment, stop_process
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 LABEL = "baton/node"
@@ -74,7 +71,7 @@ def running_cluster(config: str, folder: Path, *, joining: tuple[str, ...]) -> I
         process = _start_process(
             (*baton, "up", *options), log, dict(os.environ) | {"NO_COLOR": "1"}
         )
-        exit_stack.callback(_stop_process, process)
+        exit_stack.callback(stop_process, process)
         state = _cluster_state(process, log)
         nodes = {}
         for name in joining:
@@ -116,7 +113,7 @@ def _join_node(
         assert raylet is not None
         yield Node(network=network_node, raylet=raylet)
     finally:
-        _stop_process(process)
+        stop_process(process)
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
@@ -173,19 +170,3 @@ def _join_environment(baton: tuple[str, ...], name: str) -> dict[str, str]:
     process = subprocess.run(command, check=True, capture_output=True, timeout=_START_S, cwd=_ROOT)
     environment: dict[str, str] = json.loads(process.stdout)["environment"]
     return {name: value for name, value in os.environ.items() if "RAY" not in name} | environment
-
-
-def _stop_process(process: subprocess.Popen[bytes]) -> None:
-    """End a process of ours and all that it has started."""
-    processes = descendants(process.pid)
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(90)
-    survivors = find_alive(processes)
-    for survivor in survivors:
-        with suppress(psutil.NoSuchProcess):
-            survivor.kill()
-    if process.poll() is None:
-        process.kill()
-    process.wait()

@@ -55,7 +55,13 @@ class LiveFeed:
         now_s = self.clock()
         busy = busy_at(now_s)
         pools = {
-            role: PoolObservation(name=role, role=role, **{str(role): 3}, utilization_fraction=busy)  # type: ignore[arg-type]  # one of three fields
+            str(role): PoolObservation(
+                name=role,
+                role=role,
+                prefill=3 * (role is Role.PREFILL),
+                decode=3 * (role is Role.DECODE),
+                utilization_fraction=busy,
+            )
             for role in (Role.DECODE, Role.PREFILL)
         }
         seen = Observation(

@@ -204,7 +204,8 @@ def running_deployment(config: str, folder: Path, **settings: object) -> Iterato
         )
         yield Deployment(url=url, process=process, log=log, options=tuple(options))
     finally:
-        _stop_process(process)
+        survivors = stop_process(process)
+        assert not survivors, f"processes were left behind: {survivors}"
 
 
 def _environment() -> Mapping[str, str]:
@@ -218,18 +219,22 @@ def _await_serving(process: subprocess.Popen[bytes], log: Path, deadline: Scaled
         time.sleep(0.2)
 
 
-def _stop_process(process: subprocess.Popen[bytes]) -> None:
+def stop_process(
+    process: subprocess.Popen[bytes], *, within_s: float = 90.0
+) -> list[psutil.Process]:
+    """End a process of ours and all that it has started; returns those that had to be killed."""
     processes = descendants(process.pid)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(90)
+            process.wait(within_s)
     survivors = find_alive(processes)
-    process.kill()
     for survivor in survivors:
         with contextlib.suppress(psutil.NoSuchProcess):
             survivor.kill()
-    assert not survivors, f"processes were left behind: {survivors}"
+    process.kill()
+    process.wait()
+    return survivors
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from types import MappingProxyType
 import psutil
 
 from baton.domain.names.addresses import is_loopback
-from tests.e2e.deployments import descendants, find_alive
+from tests.e2e.deployments import descendants, stop_process
 from tests.fakes.free_ports import free_port
 from tests.fakes.scaled_deadline import ScaledDeadline
 
@@ -172,7 +171,7 @@ def _cluster(
         for words in commands:
             log = folder / f"{len(processes)}.log"
             process = _start_node((*words, "--num-gpus", str(gpus)), log, environment)
-            exit_stack.callback(_stop_process, process)
+            exit_stack.callback(stop_process, process, within_s=30.0)
             _await_runtime(process, log)
             processes.append(process)
         descendants_of_all = [
@@ -217,15 +216,3 @@ def _await_runtime(process: subprocess.Popen[bytes], log: Path) -> None:
         assert process.poll() is None, f"ray start ended:\n{output}"
         assert not deadline.is_expired(), f"no node yet:\n{output}"
         time.sleep(0.2)
-
-
-def _stop_process(process: subprocess.Popen[bytes]) -> None:
-    processes = descendants(process.pid)
-    process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(30)
-    for other in find_alive(processes):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            other.kill()
-    process.kill()
-    process.wait()

@@ -31,7 +31,8 @@ with warnings.catch_warnings():
     from baton.engine.vllm.frontend.engine_server import FleetEngineServer, Prepare
     from baton.engine.vllm.frontend.rust_identity import RustGrammars
     from baton.engine.vllm.wire.codec import UnsupportedRequest, unpack_frames
-    from tests.engine.test_frontend_seam import FACTS, FixedClock, Frontend, Told, engine_request
+    from tests.engine.test_frontend_seam import FACTS, FixedClock, Frontend, Told
+    from tests.fakes.frontends import engine_request
 
 WORD = "fourscore"
 

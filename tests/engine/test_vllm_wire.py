@@ -435,8 +435,14 @@ def test_garbage_is_told_from_a_request() -> None:
 # ------------------------------------------------------------------ legs
 def test_a_leg_goes_by_its_own_id_and_numbers() -> None:
     request = split(engine_request(client_index=4, current_wave=2, data_parallel_rank=1))
-    others = {"request_id": request.request_id, "payload": request.payload}
-    leg = make_leg("leg-9", max_tokens=7, min_tokens=2, priority=5, **others)
+    leg = make_leg(
+        "leg-9",
+        request_id=request.request_id,
+        max_tokens=7,
+        min_tokens=2,
+        priority=5,
+        payload=request.payload,
+    )
     joined = EngineCodec().encode_leg(leg)
     assert (joined.request_id, joined.external_req_id) == ("leg-9", "leg-9")
     assert joined.prompt_token_ids == [1, 2, 3]

@@ -45,9 +45,9 @@ _LEG = LegRecord(
 
 def request_record(**changes: object) -> RequestRecord:
     """One that finished within a second."""
-    return evolve(_REQUEST, **changes)
+    return evolve(_REQUEST, **changes)  # type: ignore[arg-type]  # fields of it
 
 
 def leg_record(**changes: object) -> LegRecord:
     """A prefill leg."""
-    return evolve(_LEG, **changes)
+    return evolve(_LEG, **changes)  # type: ignore[arg-type]  # likewise
