@@ -61,6 +61,18 @@ def name(number: int) -> bytes:
     return number.to_bytes(8, "big")
 
 
+def told(*numbers: int, **fields: object) -> BlocksStored:
+    """What we say of the blocks with these hashes."""
+    others: dict[str, object] = {
+        "parent_hash": None,
+        "token_ids": (),
+        "block_size_tokens": 0,
+        "tier": "gpu",
+    }
+    hashes = tuple(name(number) for number in numbers)
+    return BlocksStored(block_hashes=hashes, **(others | fields))  # type: ignore[arg-type]  # its fields
+
+
 # ------------------------------------------------------------------ what they mean
 def test_blocks_come_and_go_under_their_hashes() -> None:
     batch = decode_batch(
@@ -74,13 +86,7 @@ def test_blocks_come_and_go_under_their_hashes() -> None:
     )
     assert (batch.replica_id, batch.sequence) == ("p0", 7)
     assert batch.events == (
-        BlocksStored(
-            block_hashes=(name(11), name(12)),
-            parent_hash=name(10),
-            token_ids=(0, 1, 2, 3),
-            block_size_tokens=2,
-            tier="gpu",
-        ),
+        told(11, 12, parent_hash=name(10), token_ids=(0, 1, 2, 3), block_size_tokens=2),
         BlocksRemoved(block_hashes=(name(11),), tier="cpu"),
         BlocksCleared(),
     )
@@ -146,22 +152,10 @@ def test_blocks_are_opaque_from_the_first_that_tokens_alone_do_not_name(
     keys = to_event_extra_keys([[("cache_salt", "s")], [key], None])
     theirs = stored([1, 2, 3], parent_block_hash=9, extra_keys=keys)
     plain, opaque = decode_batch(message(0, theirs), "p0").events
-    assert plain == BlocksStored(
-        block_hashes=(name(1),),
-        parent_hash=name(9),
-        token_ids=(0, 1),
-        block_size_tokens=2,
-        tier="gpu",
-        cache_salt="s",
-    )
-    assert opaque == BlocksStored(
-        block_hashes=(name(2), name(3)),
-        parent_hash=name(1),
-        token_ids=(2, 3, 4, 5),
-        block_size_tokens=2,
-        tier="gpu",
-        cache_salt="s",
-        has_hidden_content=True,
+    both = {"block_size_tokens": 2, "cache_salt": "s"}
+    assert plain == told(1, parent_hash=name(9), token_ids=(0, 1), **both)
+    assert opaque == told(
+        2, 3, parent_hash=name(1), token_ids=(2, 3, 4, 5), has_hidden_content=True, **both
     )
 
 
@@ -178,16 +172,7 @@ def test_blocks_without_tokens_keep_their_names() -> None:
     offloaded = stored([1], token_ids=[], block_size=0, medium="CPU")
     unsized = stored([2], token_ids=[], block_size=2, medium="CPU")
     batch = decode_batch(message(0, offloaded, unsized), "p0")
-    assert batch.events == tuple(
-        BlocksStored(
-            block_hashes=(name(number),),
-            parent_hash=None,
-            token_ids=(),
-            block_size_tokens=0,
-            tier="cpu",
-        )
-        for number in (1, 2)
-    )
+    assert batch.events == (told(1, tier="cpu"), told(2, tier="cpu"))
 
 
 def test_a_message_of_another_shape_is_refused() -> None:
