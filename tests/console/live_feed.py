@@ -127,7 +127,9 @@ class LiveFeed:
         ]
 
     async def request(self, request_id: str) -> Sequence[Row]:
-        return [request_report(one) for one in self.records() if one.request_id == request_id]
+        return [
+            request_report(record) for record in self.records() if record.request_id == request_id
+        ]
 
     async def ticks(self, count: int) -> Sequence[Row]:
         """Every two seconds; each tenth starts a replica."""
