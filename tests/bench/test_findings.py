@@ -163,7 +163,7 @@ def test_the_knee_is_shown_with_all_that_was_tried() -> None:
     assert whole(findings)["knee"]["probes"][1]["attainment"] == 0.2
     table = build_study(findings, background()).tables[0]
     assert table.title.startswith("Knee at attainment 0.9: not near enough: between 1/s and 2/s")
-    assert [row[2] for row in table.rows] == ["kept", "broken"]
+    assert [row[2] for row in table.rows] == ["met", "missed"]
 
 
 def test_the_page_needs_nothing_else_and_says_what_its_words_mean() -> None:

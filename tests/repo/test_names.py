@@ -182,3 +182,29 @@ def test_values_of_enumerations_are_their_members_names() -> None:
     assert [line for source in platform for line in other_values(source)] == []
     source = 'class Health(StrEnum):\n    EJECTED = "out"\n    IN_SYNC = "in sync"\n'
     assert list(other_values(source)) == ["Health.EJECTED is 'out'"]
+
+
+PACKAGE = ROOT / "platform/baton"
+_MODULE_PATH = re.compile(r"`(?:baton\.)?([a-z_]+(?:\.[a-z_0-9]+)+)(?:\.[A-Z]\w*)?`")
+NOT_MODULES = re.compile(r"engine\.(extra|sim|offload)\b|transfer\.env|.*\.(json|html|csv|yaml)$")
+"""Keys of configurations, and files."""
+
+
+def unknown_modules(text: str) -> Iterator[str]:
+    """Paths in backticks that begin with a package of baton and lead to no module."""
+    for path in _MODULE_PATH.findall(text):
+        first, *_ = parts = path.split(".")
+        if not (PACKAGE / first).is_dir() or NOT_MODULES.match(path):
+            continue
+        prefixes = (PACKAGE.joinpath(*parts[:end]) for end in range(2, len(parts) + 1))
+        is_room = PACKAGE.joinpath(*parts).is_dir()
+        if not is_room and not any(prefix.with_suffix(".py").exists() for prefix in prefixes):
+            yield path
+
+
+def test_a_text_that_names_a_module_names_one_that_is_there() -> None:
+    platform = (file for file in python_files() if PACKAGE in file.parents)
+    found = {file.name: list(unknown_modules(file.read_text())) for file in platform}
+    assert {name: paths for name, paths in found.items() if paths} == {}
+    text = "See `control.transitions`, `control.coordinator.Coordinator` and `policy.scaling`."
+    assert list(unknown_modules(text)) == ["control.transitions"]

@@ -61,7 +61,7 @@ class KneeSearch:
             return None
         passing_per_s, failing = self._highest_passing(), self._lowest_failing()
         if passing_per_s is None:
-            assert failing is not None, "a rate neither kept nor broke the promise"
+            assert failing is not None, "a rate neither met nor missed the SLO"
             return failing.rate_per_s / 2
         if failing is None:
             return passing_per_s * 2

@@ -11,7 +11,7 @@ from baton.domain.value import Value
 
 
 class Phase(StrEnum):
-    """Where a request is. Edges between phases are in `control.transitions`."""
+    """Where a request is. Edges between phases are in `control.state.request_state`."""
 
     ARRIVED = "arrived"
     QUEUED = "queued"

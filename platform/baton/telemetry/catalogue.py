@@ -124,7 +124,7 @@ class Label(StrEnum):
     OBJECTIVE = "objective"
     """See `Objective`."""
     PART = "part"
-    """See `telemetry.waterfall.Part`."""
+    """See `telemetry.requests.waterfall.Part`."""
     REASON = "reason"
     """Of admissions: `domain.demand.AdmissionPath` or `domain.errors.Cause`. Of placements:
     `domain.handoff.RouteReason`."""
@@ -178,7 +178,7 @@ class Deadline(StrEnum):
 
 
 MAX_TIMEOUT_S: Final = 86_400.0
-"""The longest timeout or objective that `config.bounds` allows."""
+"""The longest timeout or objective that the configuration allows."""
 
 # Coarse steps: slow requests need no precise quantile.
 _SLOW_EDGES_S: Final = (

@@ -399,14 +399,14 @@ def _knee_table(result: BenchmarkResult, slo: SloObjectives) -> Table:
         (
             f"{probe.rate_per_s:.4g}/s",
             format_percent(probe.attainment),
-            "kept" if probe.valid and probe.attainment >= slo.target else "broken",
+            "met" if probe.valid and probe.attainment >= slo.target else "missed",
             "" if probe.valid else "client was the bottleneck",
         )
         for probe in knee.probes
     ]
     return Table(
         title=f"Knee at attainment {slo.target:.4g}: {knee.description}",
-        columns=("rate tried", "attainment", "promise", ""),
+        columns=("rate tried", "attainment", "SLO", ""),
         rows=tuple(rows),
     )
 

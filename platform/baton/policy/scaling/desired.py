@@ -59,7 +59,7 @@ class ScalingPolicy(Protocol):
     """A rule for how many replicas there should be; it may remember what it has seen.
 
     Bounds, budgets, pauses between changes and an operator's word are not its business: see
-    `control.autoscaler`.
+    `control.autoscaling.autoscaler`.
     """
 
     name: str

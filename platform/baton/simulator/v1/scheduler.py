@@ -10,7 +10,8 @@ Otherwise new legs are admitted: first legs with arrived blocks, then by arrival
 Admission needs token budget, a sequence slot (max_num_seqs) and room for all known tokens, but
 takes only the blocks for this step. A leg with blocks to pull takes all of them beforehand, and
 only if the blocks that running prompts still need stay free. A step with streaming legs may have
-its own budget (`engine.vllm.step_budget`). Source: vLLM 0.32, v1/core/sched/scheduler.py `schedule`
+its own budget (`engine.vllm.patches.step_budget`). Source: vLLM 0.32, v1/core/sched/scheduler.py
+`schedule`
 and v1/core/kv_cache_manager.py `allocate_slots`, with their defaults (scheduler_reserve_full_isl,
 no watermark).
 

@@ -3,7 +3,7 @@
 Theory of operation: vLLM's logger gets the statistics of each step, as from vLLM's API server. Of
 requests, which here are legs, it gets only data that is free per token: token counts, sources of
 prompt tokens, preemptions, and ends. Its histograms of request latencies stay empty and are left
-out; baton has its own (`telemetry.metrics.catalogue`), of whole requests.
+out; baton has its own (`telemetry.catalogue`), of whole requests.
 
 A call of the logger costs as much as all other work for a step's tokens. But most steps are
 *plain*: tokens, and gauges that the next step overwrites. Those are counted, and recorded together
