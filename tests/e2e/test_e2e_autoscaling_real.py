@@ -1,10 +1,11 @@
-"""The autoscaler itself, on real vLLM: one more decode replica under load, and back again."""
+"""The autoscaler on real vLLM: one more decode replica under load, and back again without."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -34,24 +35,40 @@ def decode(status: dict[str, Any]) -> dict[str, Any]:
     return next(row for row in rows if row["pool"] == "decode")
 
 
-def test_a_replica_comes_under_load_serves_and_goes_again_when_there_is_none(
-    tmp_path: Path,
-) -> None:
-    with running_deployment("quickstart.yaml", tmp_path, **SETS) as baton:
-        over = threading.Event()
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            streaming = [pool.submit(keep_streaming, baton, n, over) for n in range(CLIENTS)]
-            try:
-                grown = baton.wait_for(lambda status: decode(status)["ready"] == 2, 300)
-                assert decode(grown)["desired"] == 2
-                # The one that came is given work, too.
-                baton.wait_for(lambda status: len(busy(status)) == 2, 120)
-            finally:
-                over.set()
-            assert all(future.result(240 * slowdown()) > 0 for future in streaming)
-        shrunk = baton.wait_for(lambda status: decode(status)["ready"] == 1, 300)
-        assert decode(shrunk)["desired"] == 1
-        assert len(baton.stream("and one more")) > 0
+@pytest.fixture(scope="module")
+def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("autoscaled")
+    with running_deployment("quickstart.yaml", folder, **SETS) as deployment:
+        yield deployment
+
+
+def test_a_replica_comes_under_load_and_serves(baton: Deployment) -> None:
+    with streaming_clients(baton):
+        baton.wait_for(lambda status: decode(status)["desired"] == 2, 120)
+    # Its engine starts without the load, with which it would share the cores.
+    baton.wait_for(lambda status: decode(status)["ready"] == 2, 300)
+    with streaming_clients(baton):
+        baton.wait_for(lambda status: len(busy(status)) == 2, 120)
+
+
+@pytest.mark.thorough
+def test_it_goes_again_when_there_is_no_load(baton: Deployment) -> None:
+    shrunk = baton.wait_for(lambda status: decode(status)["ready"] == 1, 400)
+    assert decode(shrunk)["desired"] == 1
+    assert len(baton.stream("and one more")) > 0
+
+
+@contextmanager
+def streaming_clients(baton: Deployment) -> Iterator[None]:
+    """Meanwhile clients stream, one request after the other; each stream comes whole."""
+    over = threading.Event()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        streaming = [pool.submit(keep_streaming, baton, n, over) for n in range(CLIENTS)]
+        try:
+            yield
+        finally:
+            over.set()
+        assert all(future.result(240 * slowdown()) > 0 for future in streaming)
 
 
 def busy(status: dict[str, Any]) -> set[str]:

@@ -23,7 +23,13 @@ _ROOM = tuple(
 )
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["v2", "v1"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(True, id="v2"),
+        pytest.param(False, id="v1", marks=pytest.mark.thorough),
+    ],
+)
 def nodes(request: pytest.FixtureRequest) -> Iterator[RayCluster]:
     with autoscaling_node(_TYPES, v2=bool(request.param)) as found:
         yield found

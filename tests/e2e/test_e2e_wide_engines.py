@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import POLL_S, find_alive
+from tests.e2e.deployments import find_alive
 from tests.e2e.operators import Operator
 from tests.e2e.ray_nodes import RayCluster, three_nodes
 from tests.fakes.cpu_platform import register
@@ -43,6 +43,8 @@ transfer:
     VLLM_CPU_OMP_THREADS_BIND: nobind
     OMP_NUM_THREADS: "1"
 """
+_POLL_S = 1.0
+"""Each question takes a core for a second, which the engines may need."""
 _PROMPT = "Tell me of the two nodes that had one engine between them. " * 4
 
 
@@ -60,7 +62,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
         deadline = ScaledDeadline(60)
         while _workers(nodes):
             assert not deadline.is_expired()
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         assert nodes.are_all_running()
 
 
@@ -71,7 +73,7 @@ def test_each_worker_is_on_its_node_and_pulls_its_part(operator: Operator) -> No
     deadline = ScaledDeadline(60)
     while (after := _decode(operator))["pulls"] == before["pulls"]:  # it tells now and then
         assert not deadline.is_expired(), operator.run_json("explain", "route")
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
     assert after["pulls"] - before["pulls"] == 2
     assert after["moved_bytes"] > before["moved_bytes"]
 
@@ -90,7 +92,7 @@ def test_a_worker_that_is_killed_ends_its_engine_and_streams_go_on(operator: Ope
     deadline = ScaledDeadline(300)
     while _decode(operator).get("replica_id", gone) == gone:
         assert not deadline.is_expired()
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
     assert len(_workers(operator.nodes)) == 2
     assert _text(operator, 8)
 
