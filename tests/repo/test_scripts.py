@@ -20,7 +20,7 @@ STAND_INS = {
     "scripts/tools": "echo step tools",
 }
 STEPS = (
-    "install check install-gpu pip test test-long test-gpu tools check-deploy test typecheck"
+    "install check install-gpu pip tools test test-long test-gpu check-deploy typecheck"
     " demo-once outcomes"
 )
 
