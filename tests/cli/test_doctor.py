@@ -13,8 +13,8 @@ from typer.testing import Result
 from baton.cli.backend import Progress, Report
 from baton.cli.inspect.doctor import report_lines
 from baton.config import LoadedConfig
-from baton.serving.doctor.result import Check, CheckStatus
-from baton.serving.doctor.run import build_report
+from baton.serving.checks.result import Check, CheckStatus, Finding
+from baton.serving.doctor import build_report
 from tests.cli.as_shown import AsShown
 from tests.cli.invoked import invoke
 
@@ -24,7 +24,8 @@ SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
 def row(number: int, area: str, name: str, status: str, **more: str) -> dict[str, Any]:
     """A check as the deployment's side reports it."""
     texts = {"detail": f"{name} is so", "why": f"{name} matters", "fix": ""} | more
-    check = Check(name=name, status=CheckStatus(status), **texts)
+    finding = Finding(texts["detail"], texts["fix"])
+    check = Check(name=name, status=CheckStatus(status), why=texts["why"], findings=(finding,))
     (found,) = cast("list[dict[str, Any]]", build_report([(area, [check])])["checks"])
     return found | {"number": number}
 

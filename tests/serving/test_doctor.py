@@ -13,13 +13,15 @@ import msgspec
 import pytest
 
 from baton.config.schema.deployment import DeploymentConfig
-from baton.serving.doctor.facts import (
+from baton.serving.checks.configuration import doctor_checks
+from baton.serving.checks.facts import (
     INGRESS_IMPORT,
+    Coupling,
     FileDescriptorLimits,
     FileFact,
     ImportResult,
     MachineSnapshot,
-    UnknownFact,
+    PortFact,
     file_fact,
     gather_fact,
     health_problem,
@@ -28,11 +30,10 @@ from baton.serving.doctor.facts import (
     rdma_nics,
     secret_files,
 )
-from baton.serving.doctor.machine import config_checks, machine_checks
-from baton.serving.doctor.result import Check, CheckStatus
-from baton.serving.doctor.run import build_report
-from baton.serving.preflight.couplings import Coupling, coupling_findings
-from baton.serving.preflight.facts import PortFact, PortListener
+from baton.serving.checks.machine import machine_checks
+from baton.serving.checks.named_files import key_findings, source_findings, tls_findings
+from baton.serving.checks.result import Check, CheckStatus, Finding, Topic, UnknownFact
+from baton.serving.doctor import build_report
 from tests.serving.configs import SMALL, written
 
 GIB = 1024**3
@@ -72,10 +73,22 @@ def loaded(tmp_path: Path, *sets: str) -> DeploymentConfig:
 def all_checks(
     machine: MachineSnapshot, config: DeploymentConfig | None, *, runs_at: str | None = None
 ) -> list[Check]:
+    if config is not None:
+        machine = with_files(machine, config)
     return [
         *machine_checks(machine, config),
-        *config_checks(machine, config, running_url=runs_at),
+        *doctor_checks(machine, config, running_url=runs_at),
     ]
+
+
+def with_files(machine: MachineSnapshot, config: DeploymentConfig) -> MachineSnapshot:
+    """With the files of this configuration as they are."""
+    return replace(
+        machine,
+        model_findings=source_findings(config.models),
+        key_findings=key_findings(config),
+        tls_findings=tls_findings(config),
+    )
 
 
 def check(name: str, machine: MachineSnapshot, config: DeploymentConfig | None = None) -> Check:
@@ -105,13 +118,12 @@ def test_a_coupling_that_does_not_fit_is_named_with_its_fallback(
     )
     found = check("couplings to vLLM", replace(GOOD, couplings=(FITS, unfit)))
     assert found.status is status
-    assert found.detail == "1 of 2 fit; a limit: no search (chunks are slower)"
-    assert check("couplings to Ray", replace(GOOD, couplings=(FITS, unfit))).detail == "0 of 0 fit"
-    line = (
-        "a limit: got no search, expected the private names of a tested vllm; install that;"
-        " otherwise chunks are slower"
+    assert found.detail == (
+        "1 of 2 couplings to vLLM fit; a limit: got no search, expected the private names of a"
+        " tested vllm (otherwise chunks are slower)"
     )
-    assert coupling_findings((FITS, unfit)) == (((line,), ()) if is_required else ((), (line,)))
+    other = check("couplings to Ray", replace(GOOD, couplings=(FITS, unfit)))
+    assert other.detail == "0 of 0 couplings to Ray fit"
 
 
 def test_couplings_that_could_not_be_tried_are_skipped() -> None:
@@ -161,43 +173,20 @@ def test_cards_are_those_that_the_kernel_lists(tmp_path: Path) -> None:
     assert rdma_nics(tmp_path) == ("mlx5_0", "mlx5_1")
 
 
-def test_without_a_configuration_its_checks_are_skipped_and_say_how_to_name_one() -> None:
+def test_without_a_configuration_its_checks_are_skipped_and_say_how_to_name_one(
+    tmp_path: Path,
+) -> None:
     skipped = [other for other in all_checks(GOOD, None) if other.status is CheckStatus.SKIP]
-    assert len(skipped) == len(list(config_checks(GOOD, None, running_url=None)))
+    of_config = [other.name for other in doctor_checks(GOOD, None, running_url=None)]
+    assert [other.name for other in skipped] == of_config
+    every = list(doctor_checks(GOOD, loaded(tmp_path), running_url=None))
+    assert [other.name for other in every] == of_config
     assert {failed_check.detail for failed_check in skipped} == {
         "no configuration was given; name one with -c FILE"
     }
 
 
 # ------------------------------------------------------------------------------------- versions
-
-
-@pytest.mark.parametrize(
-    ("package", "version", "wanted"),
-    [
-        ("vllm", "0.29.1", "0.32 or 0.33"),
-        ("ray", "2.54.0", "2.60"),
-        ("nixl", "1.9.0", "1.5"),
-        ("torch", "2.14.0+cpu", "2.13 with vllm 0.32.0"),
-    ],
-)
-def test_a_version_that_does_not_start_fails_unless_it_is_allowed(
-    tmp_path: Path, package: str, version: str, wanted: str
-) -> None:
-    wrong = replace(GOOD, versions={**GOOD.versions, package: version})
-    found = check("versions", wrong)
-    assert found.status is CheckStatus.FAIL
-    assert found.detail == f"{package}: got {version}, expected {wanted}"
-    assert "--allow-untested-versions" in found.fix
-    allowed = loaded(tmp_path, "cluster.allow_untested_versions=true")
-    assert check("versions", wrong, allowed).status is CheckStatus.WARN
-
-
-def test_a_package_that_is_missing_fails_and_says_what_to_install() -> None:
-    found = check("versions", replace(GOOD, versions={**GOOD.versions, "vllm": None}))
-    assert found.status is CheckStatus.FAIL
-    assert "vllm missing" in found.detail
-    assert "install vllm" in found.fix
 
 
 def test_a_package_that_cannot_be_imported_says_why() -> None:
@@ -215,7 +204,7 @@ def test_an_ingress_that_this_vllm_does_not_carry_is_found_before_it_starts() ->
     }
     found = check("imports", replace(GOOD, imports=broken))
     assert found.status is CheckStatus.FAIL
-    assert "an ingress imports" in found.detail
+    assert "the ingress's import" in found.detail
     assert "vllm.entrypoints.x" in found.detail
     both = {**broken, "vllm": ImportResult(problem="ImportError: libnuma.so.1")}
     assert check("imports", replace(GOOD, imports=both)).detail == "vllm: ImportError: libnuma.so.1"
@@ -252,19 +241,6 @@ def test_gpus_without_compilers_are_a_warning_with_the_command_that_mends_it() -
         "install it (apt-get install g++)",
     )
     assert check("kernels", replace(GOOD, gpus=1)).status is CheckStatus.PASS
-
-
-def test_a_driver_that_is_older_than_torch_is_a_failure_with_the_one_to_install() -> None:
-    there = replace(GOOD, gpus=1, versions={**GOOD.versions, "torch": "2.14.0+cu130"})
-    old = check("GPU driver", replace(there, driver_cuda=(12, 8)))
-    assert old.status is CheckStatus.FAIL
-    assert (
-        old.detail == "the GPU's driver speaks CUDA 12.8, and torch 2.14.0+cu130 is built for 13.0"
-    )
-    assert "580 or newer" in old.fix
-    assert check("GPU driver", replace(there, driver_cuda=(13, 0))).detail == "it speaks CUDA 13.0"
-    assert check("GPU driver", there).status is CheckStatus.WARN
-    assert check("GPU driver", GOOD).status is CheckStatus.PASS
 
 
 def test_packages_that_break_others_are_named_with_how_to_remove_them() -> None:
@@ -315,6 +291,11 @@ def test_too_little_of_something_is_said_with_its_fix(
     assert found.why
 
 
+def test_a_line_of_a_component_is_a_finding_with_its_remedy() -> None:
+    assert Finding.from_line("a: one; two; mend it") == Finding("a: one; two", "mend it")
+    assert Finding.from_line("a: one") == Finding("a: one", "")
+
+
 @pytest.mark.parametrize(
     "name", ["free_shared_memory_bytes", "free_disk_bytes", "haproxy_warning", "clock_synchronized"]
 )
@@ -325,37 +306,6 @@ def test_what_could_not_be_found_out_is_skipped_and_says_why(name: str) -> None:
 
 
 # -------------------------------------------------------------------------------- configuration
-
-
-def test_too_little_memory_names_the_shares_and_what_to_lower(config: DeploymentConfig) -> None:
-    found = check("memory", replace(GOOD, available_memory_bytes=2 * GIB), config)
-    assert found.status is CheckStatus.FAIL
-    assert "1 x prefill" in found.detail
-    assert "2.0 GiB is available" in found.detail
-    assert "lower engine.kv_cache or replicas.initial" in found.fix
-
-
-def test_too_few_gpus_fail(tmp_path: Path) -> None:
-    found = check("GPUs", GOOD, loaded(tmp_path, "pools.decode.resources.gpus=1"))
-    assert found.status is CheckStatus.FAIL
-    assert "0 are there" in found.detail
-    assert "resources.gpus" in found.fix
-
-
-def test_a_model_that_is_not_there_fails(tmp_path: Path) -> None:
-    found = check("model", GOOD, loaded(tmp_path, f"model.source={tmp_path}/none"))
-    assert found.status is CheckStatus.FAIL
-    assert "does not exist" in found.detail
-    assert "give the directory of a model" in found.fix
-
-
-def test_a_port_that_is_taken_names_the_key_and_who_holds_it(config: DeploymentConfig) -> None:
-    nginx = PortListener(pid=17, program="nginx")
-    taken = PortFact(key="server.port", host="127.0.0.1", port=80, free=False, listener=nginx)
-    found = check("ports", replace(GOOD, ports=(taken,)), config)
-    assert found.status is CheckStatus.FAIL
-    assert found.detail == "127.0.0.1:80 (server.port) is held by nginx (pid 17)"
-    assert found.fix == "stop it, or set server.port to another"
 
 
 def test_what_runs_here_may_hold_its_own_port_and_memory(config: DeploymentConfig) -> None:
@@ -407,19 +357,6 @@ def test_a_token_file_without_a_token_that_can_be_read_fails(
     found = check("token and key files", replace(GOOD, secrets=(fact,)), config)
     assert found.status is CheckStatus.FAIL
     assert "create /t" in found.fix
-
-
-def test_a_line_that_is_no_key_fails_and_a_tenant_without_keys_is_a_warning(
-    tmp_path: Path,
-) -> None:
-    keyless = check("API keys", GOOD, loaded(tmp_path, "tenants.acme.weight=2"))
-    assert keyless.status is CheckStatus.WARN
-    assert "baton keys create --tenant acme" in keyless.fix
-    keys = tmp_path / "keys"
-    keys.write_text("nonsense\n")
-    found = check("API keys", GOOD, loaded(tmp_path, f"tenants.acme.keys_file={keys}"))
-    assert found.status is CheckStatus.FAIL
-    assert str(keys) in found.detail
 
 
 # ---------------------------------------------------------------------------------------- facts
@@ -491,7 +428,7 @@ def test_nobody_there_is_told_as_such() -> None:
 
 
 def test_checks_are_numbered_over_all_areas_and_one_failure_is_enough() -> None:
-    good = Check(name="a", status=CheckStatus.PASS, detail="well")
+    good = Topic(name="a", why="it matters").passed("well")
     doubt = replace(good, name="b", status=CheckStatus.WARN)
     told = build_report([("machine", [good, doubt]), ("deployment", [good])])
     assert told["ok"] is True

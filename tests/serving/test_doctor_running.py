@@ -12,16 +12,14 @@ import pytest
 
 from baton.domain.errors import ClusterFailed, NotRunning, TimedOut
 from baton.runtime.link.options import LinkOptions
-from baton.serving.doctor.deployment import (
+from baton.serving.checks.result import Check, CheckStatus, UnknownFact
+from baton.serving.doctor import (
     DeploymentSnapshot,
     OpenPort,
-    check_ray_auth,
     deployment_checks,
     open_ports,
     unreachable_checks,
 )
-from baton.serving.doctor.facts import UnknownFact
-from baton.serving.doctor.result import Check, CheckStatus
 
 VIEW: dict[str, Any] = {
     "replica_id": "decode-1",
@@ -330,24 +328,6 @@ def test_the_endpoint_and_the_metrics_may_be_open() -> None:
 
 def test_a_deployment_elsewhere_is_not_said_to_have_no_open_ports() -> None:
     assert check("open ports", running(ports=UnknownFact("elsewhere"))).status is CheckStatus.SKIP
-
-
-@pytest.mark.parametrize(
-    ("door", "store", "verdict"),
-    [
-        ("open", "10.0.0.7:6379", CheckStatus.FAIL),
-        ("open", "127.0.0.1:6379", CheckStatus.WARN),
-        ("guarded", "10.0.0.7:6379", CheckStatus.PASS),
-        ("RpcError: unavailable", "10.0.0.7:6379", CheckStatus.SKIP),
-        (UnknownFact("nothing came"), "10.0.0.7:6379", CheckStatus.SKIP),
-    ],
-)
-def test_a_ray_that_asks_nobody_for_a_token_is_said(
-    door: str | UnknownFact, store: str, verdict: CheckStatus
-) -> None:
-    found = check_ray_auth(door, store)
-    assert found.status is verdict
-    assert ("RAY_AUTH_MODE=token" in found.fix) is (door == "open")
 
 
 def test_listening_sockets_are_found_unless_they_are_for_this_machine_alone() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from baton.serving.checks.facts import http_problem
 from baton.serving.cluster.readiness import local_client
-from baton.serving.doctor.facts import http_problem
 from baton.serving.front.haproxy_admin import direct_server_is_up
 from tests.fakes.hub import serve_hub
 

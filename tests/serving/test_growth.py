@@ -11,15 +11,22 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.serving.preflight.autoscaling_capacity import infeasible_findings, waiting_line
-from baton.serving.preflight.checks import evaluate_cluster
-from baton.serving.preflight.facts import ClusterFacts
+from baton.serving.checks.autoscaling_capacity import infeasible_findings, waiting_line
+from baton.serving.checks.configuration import cluster_checks
+from baton.serving.checks.facts import ClusterFacts
+from baton.serving.checks.result import CheckStatus, lines_with
 from baton.serving.ray.autoscaler import AutoscalingCapacity, NodeType, local_monitors, node_types
 from tests.serving.configs import example
 
 EMPTY = ClusterFacts(cpus=0, gpus=0, versions={})
 HEAD = NodeType(name="", resources={"memory": 1e9})
 SMALL = NodeType(name="small", resources={"CPU": 4.0}, max_nodes=2)
+
+
+def refusals(
+    config: DeploymentConfig, capacity: AutoscalingCapacity | None = None
+) -> tuple[str, ...]:
+    return lines_with(CheckStatus.FAIL, cluster_checks(config, EMPTY, capacity))
 
 
 def two_cpus(*sets: str) -> DeploymentConfig:
@@ -29,16 +36,16 @@ def two_cpus(*sets: str) -> DeploymentConfig:
 
 def test_too_few_nodes_are_waited_for_only_where_somebody_starts_some() -> None:
     growth = AutoscalingCapacity(nodes=(HEAD,), node_types=(SMALL,))
-    (line,) = evaluate_cluster(two_cpus(), EMPTY).errors
+    (line,) = refusals(two_cpus())
     assert "ask for 8 CPUs to start with, the cluster has 0" in line
-    assert evaluate_cluster(two_cpus(), EMPTY, growth).errors == ()
+    assert refusals(two_cpus(), growth) == ()
 
 
 def test_a_replica_that_no_node_has_room_for_is_refused_with_the_types_that_there_are() -> None:
     growth = AutoscalingCapacity(nodes=(HEAD,), node_types=(SMALL,))
-    (line, _) = infeasible_findings(two_cpus("pools.decode.resources.cpus=5"), growth)
-    assert "pool 'decode': a replica needs a node with 5 CPUs" in line
-    assert "(small: 4 CPUs)" in line
+    (finding, _) = infeasible_findings(two_cpus("pools.decode.resources.cpus=5"), growth)
+    assert "pool 'decode': a replica needs a node with 5 CPUs" in finding.found
+    assert "(small: 4 CPUs)" in finding.found
 
 
 def test_a_node_that_is_there_counts_whatever_the_autoscaler_starts() -> None:
@@ -52,8 +59,8 @@ def test_a_node_that_is_there_counts_whatever_the_autoscaler_starts() -> None:
 def test_more_replicas_than_all_nodes_together_have_room_for_are_refused() -> None:
     growth = AutoscalingCapacity(nodes=(SMALL, SMALL), node_types=(SMALL,))
     wanted = two_cpus("pools.decode.replicas.initial=4")
-    (line,) = infeasible_findings(wanted, growth)
-    assert "ask for 12 CPUs to start with, the cluster has 8 with all the nodes" in line
+    (finding,) = infeasible_findings(wanted, growth)
+    assert "ask for 12 CPUs to start with, the cluster has 8 with all the nodes" in finding.found
     # Of a type that has no bound, or one that more of are there than may be started, more come.
     unbounded = NodeType(name="small", resources={"CPU": 4.0})
     for more in (
@@ -65,8 +72,8 @@ def test_more_replicas_than_all_nodes_together_have_room_for_are_refused() -> No
 
 def test_labels_are_those_of_a_type_or_of_a_node() -> None:
     wanted = two_cpus("pools.decode.placement.labels.zone=a")
-    (line,) = infeasible_findings(wanted, AutoscalingCapacity(nodes=(), node_types=(SMALL,)))
-    assert "and the labels zone: a" in line
+    (finding,) = infeasible_findings(wanted, AutoscalingCapacity(nodes=(), node_types=(SMALL,)))
+    assert "and the labels zone: a" in finding.found
     there = NodeType(name="small", resources={"CPU": 4.0}, labels={"zone": "a"}, max_nodes=2)
     assert infeasible_findings(wanted, AutoscalingCapacity(nodes=(), node_types=(there,))) == ()
 
@@ -80,14 +87,18 @@ def test_an_engine_over_several_gpus_needs_a_node_for_each_part_or_one_for_all()
     spread = example("llama-405b.yaml")
     packed = example("deepseek-v3.yaml")
     growth = AutoscalingCapacity(nodes=(), node_types=(node,))
-    assert not [line for line in infeasible_findings(spread, growth) if "'decode'" in line]
-    (line,) = [line for line in infeasible_findings(packed, growth) if "'prefill'" in line]
-    assert "8 GPUs" in line
+    assert not [
+        finding for finding in infeasible_findings(spread, growth) if "'decode'" in finding.found
+    ]
+    (finding,) = [
+        finding for finding in infeasible_findings(packed, growth) if "'prefill'" in finding.found
+    ]
+    assert "8 GPUs" in finding.found
 
 
 def test_an_autoscaler_that_does_not_say_what_it_starts_is_waited_for() -> None:
     growth = AutoscalingCapacity(nodes=(HEAD,))
-    assert evaluate_cluster(example("llama-405b.yaml"), EMPTY, growth).errors == ()
+    assert refusals(example("llama-405b.yaml"), growth) == ()
 
 
 def test_what_waits_is_said_by_pool_with_what_each_replica_wants() -> None:

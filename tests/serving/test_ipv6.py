@@ -13,13 +13,12 @@ from baton.config import DeploymentConfig, load_config
 from baton.domain.errors import ClusterFailed
 from baton.domain.names.addresses import parse_address
 from baton.runtime.replica_host import ReplicaHost
+from baton.serving.checks.configuration import check_exposure, check_ports
+from baton.serving.checks.facts import PortFact
+from baton.serving.checks.result import CheckStatus
 from baton.serving.cluster.local_cluster import attach
-from baton.serving.doctor.deployment import OpenPort, check_open_ports
-from baton.serving.doctor.machine import check_ports
-from baton.serving.doctor.result import CheckStatus
+from baton.serving.doctor import OpenPort, check_open_ports
 from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
-from baton.serving.preflight.facts import PortFact
-from baton.serving.preflight.security import exposure_findings
 from baton.serving.replica.engines import (
     ReplicaSite,
     build_engine,
@@ -27,7 +26,6 @@ from baton.serving.replica.engines import (
     vllm_settings,
 )
 from tests.fakes.machine import ipv6_address_of_this_machine, require_ipv6
-from tests.serving.test_doctor import GOOD
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -87,12 +85,9 @@ async def test_metrics_of_a_node_with_an_ipv6_address_can_be_scraped() -> None:
 
 def test_what_is_said_of_a_port_has_brackets_around_its_address() -> None:
     taken = PortFact(key="server.port", host="::1", port=8000, free=False)
-    machine = type(GOOD)(
-        **{name: getattr(GOOD, name) for name in GOOD.__slots__ if name != "ports"}, ports=(taken,)
-    )
-    said = check_ports(machine, config(), running_url=None)
+    said = check_ports((taken,))
     assert (said.status, "[::1]:8000" in said.detail) == (CheckStatus.FAIL, True)
-    assert "reaches [::]:8000" in exposure_findings(config("server.host='::'"))[0]
+    assert "reaches [::]:8000" in check_exposure(config("server.host='::'")).detail
 
 
 def test_open_ports_are_those_beyond_loopback_of_either_protocol() -> None:

@@ -11,14 +11,14 @@ import pytest
 from baton.config import DeploymentConfig
 from baton.domain.errors import EngineStartFailed, PreflightFailed
 from baton.serving.application.app import controller_options, ingress_options, pool_options
-from baton.serving.preflight.checks import await_nodes, evaluate_cluster, evaluate_machine
-from baton.serving.preflight.facts import ClusterFacts, MachineFacts, PortFact
+from baton.serving.checks.configuration import missing_resources
+from baton.serving.checks.facts import ClusterFacts, MachineFacts
+from baton.serving.checks.start import await_nodes, start_checks
 from baton.serving.replica.engines import local_addresses, side_channel_host
 from tests.serving.configs import example
 
 ROOM = ClusterFacts(cpus=1000, gpus=1000, versions={})
-PORT = PortFact(key="server.port", host="127.0.0.1", port=8000, free=True)
-HERE = MachineFacts(port=PORT, available_memory_bytes=0, gpus=0, versions={})
+HERE = MachineFacts(python="3.11.2", available_memory_bytes=0, gpus=0, versions={})
 
 
 # ---------------------------------------------------------------- what Ray is asked for
@@ -77,18 +77,15 @@ def test_ingress_and_controller_stay_where_clients_find_them(
 def test_labels_that_no_node_has_are_named() -> None:
     wanted = example("sim.yaml", "pools.decode.placement.labels.rack=b")
     racks = replace(ROOM, labels=({"rack": "a"}, {}))
-    (line,) = evaluate_cluster(wanted, racks).errors
-    assert "no node has the labels that pool 'decode' asks for (rack: b)" in line
-    assert (
-        evaluate_cluster(wanted, replace(ROOM, labels=({"rack": "a"}, {"rack": "b"}))).errors == ()
-    )
+    (finding,) = missing_resources(wanted, racks)
+    assert "no node has the labels that pool 'decode' asks for (rack: b)" in finding.found
+    assert missing_resources(wanted, replace(ROOM, labels=({"rack": "a"}, {"rack": "b"}))) == ()
 
 
 def test_a_machine_need_not_have_what_other_nodes_bring() -> None:
-    alone = evaluate_machine(example("gpu-example.yaml"), HERE)
-    among = evaluate_machine(example("gpu-example.yaml", "cluster.node_address=10.0.0.1"), HERE)
-    assert [line for line in alone.errors if "GPUs" in line]
-    assert not [line for line in among.errors if "GPUs" in line or "memory" in line]
+    alone = {check.name for check in start_checks(example("gpu-example.yaml"), HERE)}
+    joined = example("gpu-example.yaml", "cluster.node_address=10.0.0.1")
+    assert alone - {check.name for check in start_checks(joined, HERE)} == {"memory", "GPUs"}
 
 
 def test_nodes_are_waited_for_and_what_is_missing_is_told_once() -> None:

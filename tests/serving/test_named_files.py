@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.serving.preflight.named_files import (
+from baton.serving.checks.named_files import (
     NodeEligibility,
     NodeFiles,
-    file_findings,
+    check_node_files,
     inspect_node_files,
     node_eligibility,
 )
+from baton.serving.checks.result import CheckStatus
 from baton.serving.ray.autoscaler import NodeType
 
 SIM = Path(__file__).parents[2] / "configs" / "sim.yaml"
@@ -88,8 +89,10 @@ def test_what_a_process_would_read_is_looked_for_where_it_may_be(
 
 def test_what_several_nodes_lack_is_one_line_with_their_names() -> None:
     lacks, has = NodeFiles(missing=("keys: /k cannot be read",)), NodeFiles()
-    (line,), _ = file_findings({"a": lacks, "b": has, "c": lacks})
-    assert line.startswith("keys: /k cannot be read (on a, c); put it on every node")
+    missing, _ = check_node_files({"a": lacks, "b": has, "c": lacks})
+    assert missing.status is CheckStatus.FAIL
+    assert missing.detail == "keys: /k cannot be read (on a, c)"
+    assert missing.fix.startswith("put it on every node")
 
 
 def test_keys_that_are_not_the_same_on_all_nodes_are_said_without_a_refusal(tmp_path: Path) -> None:
@@ -97,7 +100,8 @@ def test_keys_that_are_not_the_same_on_all_nodes_are_said_without_a_refusal(tmp_
     for node, text in (("a", "# one\n"), ("b", "# two\n"), ("c", "# one\n")):
         (tmp_path / "keys").write_text(text)
         seen[node] = inspect_node_files(with_keys(tmp_path / "keys"), FRONT)
-    missing, (line,) = file_findings(seen)
-    assert missing == ()
-    assert f"the key file {tmp_path / 'keys'} is one on a, c, another on b" in line
-    assert file_findings({"a": seen["a"], "c": seen["c"]}) == ((), ())
+    missing, differing = check_node_files(seen)
+    assert (missing.status, differing.status) == (CheckStatus.PASS, CheckStatus.WARN)
+    assert f"the key file {tmp_path / 'keys'} is one on a, c, another on b" in differing.detail
+    for alike in check_node_files({"a": seen["a"], "c": seen["c"]}):
+        assert alike.status is CheckStatus.PASS

@@ -1,76 +1,204 @@
-"""What is said before anything starts."""
+"""What a start refuses and warns of, and that `baton doctor` judges it alike."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
 from baton.config.schema.deployment import DeploymentConfig
 from baton.domain.errors import PreflightFailed
-from baton.serving.preflight.checks import (
-    check_machine,
-    evaluate_cluster,
-    evaluate_machine,
-    gpu_findings,
-    memory_findings,
-    node_version_findings,
+from baton.serving.checks.configuration import (
+    INGRESS_BYTES,
+    RAY_BYTES,
+    check_nodes,
+    cluster_checks,
     replica_bytes,
 )
-from baton.serving.preflight.facts import (
+from baton.serving.checks.facts import (
     ClusterFacts,
-    MachineFacts,
+    MachineSnapshot,
     PortFact,
     PortListener,
     available_memory_bytes,
     installed_versions,
     port_listener,
 )
-from baton.serving.preflight.named_files import source_findings
+from baton.serving.checks.result import CheckStatus, lines_with
+from baton.serving.checks.start import check_machine, start_checks
 from tests.serving.configs import SMALL, written
+from tests.serving.test_doctor import GOOD, all_checks, with_files
 
 GIB = 1024**3
-GOOD = MachineFacts(
-    port=PortFact(key="server.port", host="127.0.0.1", port=8123, free=True),
-    available_memory_bytes=1024 * GIB,
-    gpus=0,
-    versions={"ray": "2.60.0", "vllm": "0.32.0", "nixl": "1.5.1", "torch": "2.13.0+cpu"},
+PASS, WARN, FAIL = CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL
+GPU_VERSIONS = {"ray": "2.60.0", "vllm": "0.33.0", "nixl": "1.5.1", "torch": "2.14.0+cu130"}
+ON_GPUS = replace(GOOD, versions=GPU_VERSIONS, gpus=8, driver_cuda=(13, 1))
+ROOMY = ClusterFacts(cpus=64, gpus=0, versions={})
+SIMULATED = (
+    "version: 1\nmodel: {source: tiny, max_len: 4096, engine: {kind: sim, block_size: 16}}\n"
+    "pools: {prefill: {role: prefill}, decode: {role: decode}}\n"
 )
 
-ROOMY = ClusterFacts(cpus=64, gpus=0, versions={})
+
+class Judgement(NamedTuple):
+    """What is found of a machine and a configuration; `FOLDER` is that of the test."""
+
+    name: str
+    status: CheckStatus
+    sets: Sequence[str] = ()
+    changes: Mapping[str, Any] = MappingProxyType({})
+    found: str = ""
+    fix: str = ""
 
 
 def config(tmp_path: Path, *sets: str) -> DeploymentConfig:
     return written(tmp_path, SMALL, *sets)
 
 
+def start_lines(
+    status: CheckStatus, chosen: DeploymentConfig, machine: MachineSnapshot = GOOD
+) -> tuple[str, ...]:
+    return lines_with(status, start_checks(chosen, with_files(machine, chosen)))
+
+
+def refusals(chosen: DeploymentConfig, machine: MachineSnapshot = GOOD) -> tuple[str, ...]:
+    return start_lines(FAIL, chosen, machine)
+
+
+def cluster_refusals(chosen: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
+    return lines_with(FAIL, cluster_checks(chosen, facts))
+
+
+def port(listener: PortListener | None) -> PortFact:
+    return PortFact(key="server.port", host="127.0.0.1", port=80, free=False, listener=listener)
+
+
 def test_a_machine_that_has_everything_is_silent(tmp_path: Path) -> None:
-    findings = evaluate_machine(config(tmp_path), GOOD)
-    assert findings.errors == ()
-    assert findings.warnings == ()
+    assert {check.status for check in start_checks(config(tmp_path), GOOD)} == {PASS}
 
 
-@pytest.mark.parametrize(
-    ("listener", "told"),
-    [
-        (PortListener(pid=17, program="nginx"), "nginx (pid 17)"),
-        (PortListener(pid=None), "another user's process"),
-        (None, "not this machine's"),
-    ],
-)
-def test_a_port_in_use_names_who_listens(
-    tmp_path: Path, listener: PortListener | None, told: str
-) -> None:
-    facts = replace(GOOD, port=replace(GOOD.port, free=False, listener=listener))
-    (line,) = evaluate_machine(config(tmp_path), facts).errors
-    assert "127.0.0.1:8123" in line
-    assert told in line
-    assert "server.port" in line
+GPU = "pools.decode.resources.gpus=1"
+KEYS = "tenants.acme.keys_file=FOLDER/keys"
+TWO_GPUS = [
+    f"pools.{pool}.{key}=2"
+    for pool in ("prefill", "decode")
+    for key in ("resources.gpus", "parallel.tp")
+]
+JUDGEMENTS = [
+    Judgement(
+        "ports", FAIL, (), {"ports": (port(PortListener(pid=17, program="nginx")),)},
+        "127.0.0.1:80 (server.port) is held by nginx (pid 17)",
+        "stop it, or set server.port to another",
+    ),
+    Judgement(
+        "ports", FAIL, (), {"ports": (port(PortListener(pid=None)),)},
+        "another user's process", "stop it",
+    ),
+    Judgement("ports", FAIL, (), {"ports": (port(None),)}, "not this machine's", "stop it"),
+    Judgement(
+        "model", FAIL, ("model.source=FOLDER/nowhere",), {},
+        "models.nowhere.source: FOLDER/nowhere does not exist", "give the directory of a model",
+    ),
+    Judgement(
+        "model", FAIL, ("model.source=FOLDER/weights.bin",), {},
+        "is not a directory", "its id on the hub",
+    ),
+    Judgement("model", PASS, ("model.source=meta-llama/Llama-3.1-8B-Instruct",), {}),
+    Judgement("model", PASS, ("model.source=tiny",), {}),
+    Judgement(
+        "memory", FAIL, ("pools.prefill.replicas.initial=2",),
+        {"available_memory_bytes": 2 * GIB},
+        "not enough memory: about", "lower engine.kv_cache or replicas.initial",
+    ),
+    Judgement(
+        "versions", FAIL, (), {"versions": {**GOOD.versions, "vllm": None, "nixl": None}},
+        "got ray 2.60.0, vllm missing, nixl missing, torch 2.13.0+cpu",
+        "install vllm and nixl: pip install 'baton[cpu]' or 'baton[gpu]'",
+    ),
+    Judgement("versions", PASS, (), {"versions": GPU_VERSIONS}),
+    Judgement(
+        "API arguments", FAIL, ("model.api={reasoning_effort_map: {xhigh: high}}",), {},
+        "models.tiny.api.reasoning_effort_map: got vllm 0.32.0, expected 0.33 or later",
+        "remove it, or install that",
+    ),
+    Judgement(
+        "API arguments", PASS, ("model.api={reasoning_effort_map: {xhigh: high}}",),
+        {"versions": GPU_VERSIONS},
+    ),
+    Judgement(
+        "GPUs", FAIL, TWO_GPUS, {"gpus": 3},
+        "the pools ask for 4 GPUs to start with, 3 are there", "or add GPUs",
+    ),
+    Judgement("GPUs", PASS, TWO_GPUS, {"gpus": 4}),
+    Judgement(
+        "GPU driver", FAIL, (GPU,),
+        {"versions": GPU_VERSIONS, "gpus": 8, "driver_cuda": (12, 8)},
+        "the GPU's driver speaks CUDA 12.8, and torch 2.14.0+cu130 is built for 13.0",
+        "580 or newer",
+    ),
+    Judgement(
+        "GPU driver", WARN, (GPU,), {"versions": GPU_VERSIONS, "gpus": 8},
+        "it does not say which CUDA it speaks", "nvidia-smi",
+    ),
+    Judgement(
+        "GPU driver", PASS, (GPU,),
+        {"versions": GPU_VERSIONS, "gpus": 8, "driver_cuda": (13, 0)},
+    ),
+    Judgement(
+        "API keys", FAIL, ("tenants.acme.keys_file=FOLDER/none",), {},
+        "FOLDER/none: cannot be read", "baton keys list",
+    ),
+    Judgement("API keys", FAIL, (KEYS,), {}, "FOLDER/keys:1", "correct these lines"),
+    Judgement(
+        "API keys", WARN, ("tenants.other.weight=2",), {},
+        "no client can call as tenant 'other'", "baton keys create --tenant other",
+    ),
+    Judgement("API keys", PASS, ("tenants.default.weight=2",), {}),
+    Judgement(
+        "TLS files", FAIL,
+        ("security.tls.cert_file=FOLDER/none", "security.tls.key_file=FOLDER/keys"), {},
+        "security.tls.cert_file: FOLDER/none cannot be read", "give a file that this user",
+    ),
+    Judgement(
+        "exposure", WARN, ("server.host=0.0.0.0",), {},
+        "is served without a key", "set server.host to 127.0.0.1",
+    ),
+    Judgement(
+        "contradictions", WARN,
+        (
+            "autoscaler={policy: static, scale_to_zero: true}",
+            "pools.decode.replicas={min: 0, initial: 1}",
+        ),
+        {},
+        "autoscaler.scale_to_zero: no effect with autoscaler.policy: static",
+        "remove one of them",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", JUDGEMENTS, ids=lambda case: f"{case.name}-{case.status}")
+def test_a_start_and_the_doctor_judge_alike(tmp_path: Path, case: Judgement) -> None:
+    (tmp_path / "weights.bin").touch()
+    (tmp_path / "keys").write_text("nonsense\n")
+    chosen = config(tmp_path, *(line.replace("FOLDER", str(tmp_path)) for line in case.sets))
+    machine = with_files(replace(GOOD, **case.changes), chosen)
+    of_doctor, of_start = (
+        [check for check in checks if check.name == case.name]
+        for checks in (all_checks(machine, chosen), start_checks(chosen, machine))
+    )
+    assert [check.status for check in (*of_doctor, *of_start)] == [case.status] * 2
+    if case.status is not PASS:
+        (line,) = lines_with(case.status, of_start)
+        assert case.found.replace("FOLDER", str(tmp_path)) in line
+        assert case.fix in line
+        assert lines_with(case.status, of_doctor) == (line,)
 
 
 def test_the_listener_of_a_port_is_found() -> None:
@@ -82,27 +210,9 @@ def test_the_listener_of_a_port_is_found() -> None:
     assert port_listener(port) is None
 
 
-def test_a_model_path_that_is_not_there_is_told(tmp_path: Path) -> None:
-    missing = tmp_path / "nowhere"
-    (line,) = source_findings(config(tmp_path, f"model.source={missing}").models)
-    assert str(missing) in line
-    assert "does not exist" in line
-
-
-def test_a_model_path_that_is_a_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "weights.bin").touch()
-    (line,) = source_findings(config(tmp_path, f"model.source={tmp_path / 'weights.bin'}").models)
-    assert "is not a directory" in line
-
-
-@pytest.mark.parametrize("source", ["meta-llama/Llama-3.1-8B-Instruct", "tiny"])
-def test_hub_ids_are_not_taken_for_paths(tmp_path: Path, source: str) -> None:
-    assert source_findings(config(tmp_path, f"model.source={source}").models) == ()
-
-
 def test_too_little_memory_names_each_share(tmp_path: Path) -> None:
     two_prefill = config(tmp_path, "pools.prefill.replicas.initial=2")
-    (line,) = memory_findings(two_prefill, 2 * GIB)
+    (line,) = refusals(two_prefill, replace(GOOD, available_memory_bytes=2 * GIB))
     assert "2 x prefill" in line
     assert "1 x decode" in line
     assert "2.0 GiB is available" in line
@@ -110,11 +220,12 @@ def test_too_little_memory_names_each_share(tmp_path: Path) -> None:
 
 def test_memory_that_just_suffices_is_enough(tmp_path: Path) -> None:
     chosen = config(tmp_path)
-    enough = 1
-    while memory_findings(chosen, enough * 1024**2):
-        enough += 1
-    assert enough > 2048, "two engines with 1 GiB of KV blocks each need at least those"
-    assert memory_findings(chosen, enough * 1024**2 - 1024**2)
+
+    needed_bytes = RAY_BYTES + INGRESS_BYTES
+    needed_bytes += sum(replica_bytes(chosen, pool) for pool in chosen.pools.values())
+    assert needed_bytes > 2 * GIB, "two engines with 1 GiB of KV blocks each need those"
+    assert refusals(chosen, replace(GOOD, available_memory_bytes=needed_bytes)) == ()
+    assert refusals(chosen, replace(GOOD, available_memory_bytes=needed_bytes - 1))
 
 
 def test_what_a_pool_says_of_its_memory_is_believed(tmp_path: Path) -> None:
@@ -129,13 +240,6 @@ def test_weights_on_disk_count(tmp_path: Path) -> None:
     before = replica_bytes(without, without.pools["decode"])
     (folder / "model.safetensors").write_bytes(b"x" * 1000)
     assert replica_bytes(without, without.pools["decode"]) == before + 1000
-
-
-def test_a_package_that_is_missing_stops_the_start(tmp_path: Path) -> None:
-    (error,) = evaluate_machine(
-        config(tmp_path), replace(GOOD, versions={**GOOD.versions, "nixl": None})
-    ).errors
-    assert "nixl is not installed" in error
 
 
 @pytest.mark.parametrize(
@@ -154,80 +258,35 @@ def test_what_nobody_has_tried_does_not_start_unless_somebody_says_so(
     tmp_path: Path, changes: Mapping[str, str], told: str
 ) -> None:
     there = replace(GOOD, versions={**GOOD.versions, **changes})
-    (error,) = evaluate_machine(config(tmp_path), there).errors
+    chosen = config(tmp_path)
+    (error,) = refusals(chosen, there)
     assert error.startswith(told)
     assert "--allow-untested-versions" in error
+    for shown in (chosen, None):
+        assert error in lines_with(FAIL, all_checks(there, shown))
     nodes = replace(ROOMY, versions={"10.0.0.1 (aa)": there.versions})
-    assert evaluate_cluster(config(tmp_path), nodes).errors == (error,)
+    assert cluster_refusals(chosen, nodes) == (error,)
     allowed = config(tmp_path, "cluster.allow_untested_versions=true")
-    findings = evaluate_machine(allowed, there)
-    assert findings.errors == evaluate_cluster(allowed, nodes).errors == ()
-    (warning,) = findings.warnings
+    assert refusals(allowed, there) == cluster_refusals(allowed, nodes) == ()
+    (warning,) = start_lines(WARN, allowed, there)
     assert warning.startswith(told)
+    assert warning in lines_with(WARN, all_checks(there, allowed))
 
 
 def test_simulated_engines_need_no_nixl_of_any_version(tmp_path: Path) -> None:
-    simulated = written(
-        tmp_path,
-        "version: 1\nmodel: {source: tiny, max_len: 4096, engine: {kind: sim, block_size: 16}}\n"
-        "pools: {prefill: {role: prefill}, decode: {role: decode}}\n",
-    )
+    simulated = written(tmp_path, SIMULATED)
     for version in (None, "9.9.9"):
         there = replace(GOOD, versions={**GOOD.versions, "nixl": version})
-        assert evaluate_machine(simulated, there).errors == ()
+        assert refusals(simulated, there) == ()
 
 
-def test_an_argument_that_came_later_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    wanted = config(tmp_path, "model.api={reasoning_effort_map: {xhigh: high}}")
-    (error,) = evaluate_machine(wanted, GOOD).errors
-    assert error.startswith("models.tiny.api.reasoning_effort_map: got vllm 0.32.0, expected 0.33")
-    versions: Mapping[str, str | None]
-    versions = {**GOOD.versions, "vllm": "0.33.0", "torch": "2.14.0+cu130"}
-    assert evaluate_machine(wanted, replace(GOOD, versions=versions)).errors == ()
+def test_an_old_driver_of_gpus_that_nobody_asks_for_stops_no_start(tmp_path: Path) -> None:
+    assert refusals(config(tmp_path), replace(ON_GPUS, driver_cuda=(12, 4))) == ()
 
 
-def test_both_supported_builds_start(tmp_path: Path) -> None:
-    versions: Mapping[str, str | None]
-    versions = {"ray": "2.60.0", "vllm": "0.33.0", "nixl": "1.5.1", "torch": "2.14.0+cu130"}
-    assert evaluate_machine(config(tmp_path), replace(GOOD, versions=versions)).errors == ()
-
-
-def test_an_old_driver_of_gpus_that_are_asked_for_is_told(tmp_path: Path) -> None:
-    versions: Mapping[str, str | None]
-    versions = {"ray": "2.60.0", "vllm": "0.33.0", "nixl": "1.5.1", "torch": "2.14.0+cu130"}
-    there = replace(GOOD, versions=versions, gpus=8, driver_cuda=(12, 4))
-    asked = config(tmp_path, "pools.decode.resources.gpus=1")
-    (error,) = evaluate_machine(asked, there).errors
-    assert error.startswith("the GPU's driver speaks CUDA 12.4, and torch 2.14.0+cu130 is built")
-    assert evaluate_machine(config(tmp_path), there).errors == ()
-    assert evaluate_machine(asked, replace(there, driver_cuda=(13, 1))).errors == ()
-
-
-def test_more_gpus_than_there_are_is_told(tmp_path: Path) -> None:
-    both = [
-        f"pools.{pool}.{key}=2"
-        for pool in ("prefill", "decode")
-        for key in ("resources.gpus", "parallel.tp")
-    ]
-    chosen = config(tmp_path, *both)
-    (line,) = gpu_findings(chosen, 3)
-    assert "4 GPUs" in line
-    assert "3 are there" in line
-    assert gpu_findings(chosen, 4) == ()
-
-
-def test_key_files_that_are_not_there_stop_and_tenants_without_any_are_told(
-    tmp_path: Path,
-) -> None:
-    keyed = f"tenants.acme.keys_file={tmp_path / 'acme.keys'}"
-    findings = evaluate_machine(config(tmp_path, keyed, "tenants.other.weight=2"), GOOD)
-    (error,) = findings.errors
-    assert str(tmp_path / "acme.keys") in error
-    (warning,) = findings.warnings
-    assert "nobody can call as tenant 'other'" in warning
-    (tmp_path / "acme.keys").touch()
-    assert evaluate_machine(config(tmp_path, keyed), GOOD).errors == ()
-    assert evaluate_machine(config(tmp_path, "tenants.default.weight=2"), GOOD).warnings == ()
+def test_a_port_that_the_controller_can_do_without_stops_no_start(tmp_path: Path) -> None:
+    taken = PortFact(key="observability.metrics.port", host="127.0.0.1", port=9400, free=False)
+    assert refusals(config(tmp_path), replace(GOOD, ports=(*GOOD.ports, taken))) == ()
 
 
 def test_a_container_limit_bounds_the_memory(tmp_path: Path) -> None:
@@ -239,25 +298,26 @@ def test_a_container_limit_bounds_the_memory(tmp_path: Path) -> None:
 
 
 def test_versions_that_differ_between_nodes_name_the_nodes() -> None:
-    (line,) = node_version_findings(
+    found = check_nodes(
         {
             "10.0.0.1": {"ray": "2.60.0", "vllm": "0.33.0"},
             "10.0.0.2": {"ray": "2.60.0", "vllm": "0.32.0"},
             "10.0.0.3": {"ray": "2.60.0"},
         }
     )
-    assert "vllm" in line
-    assert "0.33.0 on 10.0.0.1" in line
-    assert "0.32.0 on 10.0.0.2" in line
-    assert "none on 10.0.0.3" in line
+    assert found.status is FAIL
+    assert found.detail == (
+        "package vllm differs between nodes: 0.32.0 on 10.0.0.2, 0.33.0 on 10.0.0.1, none on"
+        " 10.0.0.3"
+    )
 
 
 def test_a_cluster_with_too_few_cpus_is_told(tmp_path: Path) -> None:
     chosen = config(tmp_path, "pools.decode.resources.cpus=8")
     small = ClusterFacts(cpus=8, gpus=0, versions={"10.0.0.1": GOOD.versions})
-    (line,) = evaluate_cluster(chosen, small).errors
+    (line,) = cluster_refusals(chosen, small)
     assert "9 CPUs" in line
-    assert evaluate_cluster(chosen, replace(small, cpus=9)).errors == ()
+    assert cluster_refusals(chosen, replace(small, cpus=9)) == ()
 
 
 def test_all_findings_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
@@ -265,7 +325,7 @@ def test_all_findings_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         chosen = config(tmp_path, f"server.port={port}", "model.source=/no/such/model")
         with pytest.raises(PreflightFailed) as caught:
-            check_machine(chosen)
+            check_machine(chosen, warn=lambda _line: None)
     assert len(caught.value.problems) >= 2
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
     assert str(again) == str(caught.value)

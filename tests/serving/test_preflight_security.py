@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.serving.doctor.facts import secret_files
-from baton.serving.preflight.security import exposure_findings, ray_auth_findings, tls_findings
+from baton.serving.checks.configuration import check_exposure, check_ray_auth
+from baton.serving.checks.facts import secret_files
+from baton.serving.checks.named_files import tls_findings
+from baton.serving.checks.result import CheckStatus, UnknownFact
 from tests.fakes.certificates import KeyPair, make_key_pair
 from tests.serving.configs import written
 
@@ -38,28 +40,30 @@ def test_a_certificate_with_its_key_is_good(tmp_path: Path, pair: KeyPair) -> No
 
 
 def test_a_file_that_is_not_there_is_named_by_its_key(tmp_path: Path, pair: KeyPair) -> None:
-    (line,) = tls_findings(with_tls(tmp_path, pair.cert, tmp_path / "none.pem"))
-    assert line.startswith(f"security.tls.key_file: {tmp_path}/none.pem cannot be read")
+    (finding,) = tls_findings(with_tls(tmp_path, pair.cert, tmp_path / "none.pem"))
+    assert finding.found.startswith(f"security.tls.key_file: {tmp_path}/none.pem cannot be read")
     authorities = f"security.tls.client_ca_file={tmp_path}/no-ca.pem"
-    (line,) = tls_findings(with_tls(tmp_path, pair.cert, pair.key, authorities))
-    assert line.startswith(f"security.tls.client_ca_file: {tmp_path}/no-ca.pem cannot be read")
+    (finding,) = tls_findings(with_tls(tmp_path, pair.cert, pair.key, authorities))
+    assert finding.found.startswith(
+        f"security.tls.client_ca_file: {tmp_path}/no-ca.pem cannot be read"
+    )
 
 
 def test_the_key_of_another_certificate_is_refused(tmp_path: Path, pair: KeyPair) -> None:
     other = make_key_pair(tmp_path, "other")
-    (line,) = tls_findings(with_tls(tmp_path, pair.cert, other.key))
-    assert "no certificate and its key" in line
+    (finding,) = tls_findings(with_tls(tmp_path, pair.cert, other.key))
+    assert "no certificate and its key" in finding.found
 
 
 def test_what_is_no_certificate_is_refused_and_not_shown(tmp_path: Path, pair: KeyPair) -> None:
     text = tmp_path / "text.pem"
     text.write_text("the-merger-closes-on-friday")
-    (line,) = tls_findings(with_tls(tmp_path, text, pair.key))
-    assert "no certificate and its key" in line
+    (finding,) = tls_findings(with_tls(tmp_path, text, pair.key))
+    assert "no certificate and its key" in finding.found
     authorities = f"security.tls.client_ca_file={text}"
-    (line,) = tls_findings(with_tls(tmp_path, pair.cert, pair.key, authorities))
-    assert "holds no certificates" in line
-    assert "merger" not in line
+    (finding,) = tls_findings(with_tls(tmp_path, pair.cert, pair.key, authorities))
+    assert "holds no certificates" in finding.found
+    assert "merger" not in str(finding)
 
 
 def test_a_private_key_that_others_may_read_is_found(tmp_path: Path, pair: KeyPair) -> None:
@@ -71,38 +75,48 @@ def test_a_private_key_that_others_may_read_is_found(tmp_path: Path, pair: KeyPa
 
 
 def test_an_endpoint_for_this_machine_alone_may_be_as_it_is(tmp_path: Path) -> None:
-    assert exposure_findings(config(tmp_path)) == ()
-    assert exposure_findings(config(tmp_path, KEYED)) == ()
+    for local in (config(tmp_path), config(tmp_path, KEYED)):
+        assert check_exposure(local).status is CheckStatus.PASS
 
 
 def test_whoever_reaches_an_endpoint_without_keys_is_served_and_that_is_said(
     tmp_path: Path,
 ) -> None:
-    (line,) = exposure_findings(config(tmp_path, PUBLIC))
-    assert "0.0.0.0:8000 is served without a key" in line
+    found = check_exposure(config(tmp_path, PUBLIC))
+    assert found.status is CheckStatus.WARN
+    assert "0.0.0.0:8000 is served without a key" in found.detail
+    assert "baton keys create" in found.fix
 
 
 def test_keys_in_clear_are_said_unless_they_are_refused_or_encrypted(
     tmp_path: Path, pair: KeyPair
 ) -> None:
-    (line,) = exposure_findings(config(tmp_path, PUBLIC, KEYED))
-    assert "in clear" in line
-    assert exposure_findings(config(tmp_path, PUBLIC, KEYED, "security.tls.required=true")) == ()
-    assert exposure_findings(with_tls(tmp_path, pair.cert, pair.key, PUBLIC, KEYED)) == ()
+    found = check_exposure(config(tmp_path, PUBLIC, KEYED))
+    assert (found.status, "in clear" in found.detail) == (CheckStatus.WARN, True)
+    for closed in (
+        config(tmp_path, PUBLIC, KEYED, "security.tls.required=true"),
+        with_tls(tmp_path, pair.cert, pair.key, PUBLIC, KEYED),
+    ):
+        assert check_exposure(closed).status is CheckStatus.PASS
 
 
 @pytest.mark.parametrize(
-    ("store", "door", "refused"),
+    ("auth", "address", "status"),
     [
-        ("10.0.0.7:6379", "open", True),
-        ("127.0.0.1:6379", "open", False),
-        ("10.0.0.7:6379", "guarded", False),
+        ("open", "10.0.0.7:6379", CheckStatus.FAIL),
+        ("open", "127.0.0.1:6379", CheckStatus.WARN),
+        ("guarded", "10.0.0.7:6379", CheckStatus.PASS),
+        ("RpcError: unavailable", "10.0.0.7:6379", CheckStatus.SKIP),
+        (UnknownFact("nothing came"), "10.0.0.7:6379", CheckStatus.SKIP),
     ],
 )
 def test_a_ray_that_lets_everybody_in_is_not_deployed_on(
-    store: str, door: str, *, refused: bool
+    auth: str | UnknownFact, address: str, status: CheckStatus
 ) -> None:
-    closed, opened = ray_auth_findings(store, door)
-    assert (bool(closed), opened) == (refused, ())
-    closed, opened = ray_auth_findings(store, door, allowed=True)
-    assert (closed, bool(opened)) == ((), refused)
+    running = check_ray_auth(auth, address)
+    refused = check_ray_auth(auth, address, is_allowed=False)
+    assert running.status is refused.status is status
+    assert ("RAY_AUTH_MODE=token" in running.fix) is (auth == "open")
+    assert ("cluster.allow_open: true" in refused.fix) is (auth == "open")
+    allowed = check_ray_auth(auth, address, is_allowed=True)
+    assert allowed.status is (CheckStatus.WARN if auth == "open" else status)

@@ -12,7 +12,7 @@ from baton.config.derive.start_deadlines import weights_bytes
 from baton.config.schema.deployment import DeploymentConfig, EngineKind, PoolConfig
 from baton.domain.names.model_sources import is_on_hub
 from baton.manifests.settings import CannotExport, ManifestSettings
-from baton.serving.preflight.checks import INGRESS_BYTES, RAY_BYTES, replica_bytes
+from baton.serving.checks.configuration import INGRESS_BYTES, RAY_BYTES, replica_bytes
 from baton.serving.shared.names import INGRESS
 
 FRONT_RESOURCE: Final = "baton_front"

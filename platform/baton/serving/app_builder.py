@@ -15,15 +15,10 @@ from typing import TYPE_CHECKING
 from baton.config.load import load_text
 from baton.config.schema.deployment import DeploymentConfig
 from baton.config.write.render import render
-from baton.domain.errors import ConfigInvalid, PreflightFailed
-from baton.domain.names.addresses import is_loopback_address
+from baton.domain.errors import ConfigInvalid
 from baton.serving.application.app import build_app
 from baton.serving.application.builds import encode_build_record, initial_build_record
-from baton.serving.preflight.checks import cluster_version_findings, key_findings
-from baton.serving.preflight.facts import cluster_facts
-from baton.serving.preflight.security import ray_auth_findings
-from baton.serving.ray.auth_probe import probe_ray_auth
-from baton.serving.ray.context import get_gcs_address
+from baton.serving.checks.start import check_declared
 from baton.serving.store.config_store import (
     BUILD_RECORD_KEY,
     Generations,
@@ -32,7 +27,6 @@ from baton.serving.store.config_store import (
     LiveConfig,
     Store,
 )
-from baton.serving.versions import PACKAGES
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -49,7 +43,7 @@ def application(arguments: dict[str, object]) -> Application:
         PreflightFailed: the cluster cannot run it.
     """
     config = config_of(arguments)
-    check_nodes(config)
+    check_declared(config, warn=lambda line: _LOGGER.warning("%s", line))
     commit_config(config, HeadStore())
     return build_app(config)
 
@@ -67,26 +61,6 @@ def config_of(arguments: Mapping[str, object]) -> DeploymentConfig:
             (f"arguments of the application: got {keys}; expected 'config', a mapping of its keys",)
         )
     return load_text(json.dumps(dict(config)))
-
-
-def check_nodes(config: DeploymentConfig) -> None:
-    """Check everything that does not depend on the number of nodes: more may join on demand.
-
-    Raises:
-        PreflightFailed: with every finding.
-    """
-    store = get_gcs_address()
-    ray_auth = "guarded" if is_loopback_address(store) else probe_ray_auth(store)
-    errors, warnings = ray_auth_findings(store, ray_auth, allowed=config.cluster.allow_open)
-    for line in warnings:
-        _LOGGER.warning("%s", line)
-    findings = (
-        *key_findings(config),
-        *cluster_version_findings(config, cluster_facts(PACKAGES).versions),
-        *errors,
-    )
-    if findings:
-        raise PreflightFailed(findings)
 
 
 def commit_config(config: DeploymentConfig, store: Store) -> None:

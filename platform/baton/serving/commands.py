@@ -29,9 +29,10 @@ from baton.domain.errors import (
     ScalingRejected,
     TimedOut,
 )
+from baton.serving.checks.start import check_machine, check_submission
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.cluster.node_join import join_instructions
-from baton.serving.doctor.run import run_checks
+from baton.serving.doctor import run_checks
 from baton.serving.operator import demo as demonstration
 from baton.serving.operator.attached import (
     AttachedCluster,
@@ -60,7 +61,6 @@ from baton.serving.operator.log_files import (
     follow_lines,
     last_lines,
 )
-from baton.serving.preflight.checks import check_machine, check_submission
 from baton.serving.rollout.apply import apply_config, changed_histograms, restart_changes, roll_back
 from baton.serving.rollout.apply import report as applied_report
 from baton.serving.rollout.live_deployment import open_live_deployment

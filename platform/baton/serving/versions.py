@@ -75,17 +75,6 @@ def untested_packages(
         yield "torch", f"torch: got {torch}, expected {built_with} with vllm {vllm}"
 
 
-def version_errors(
-    versions: Mapping[str, str | None], packages: Sequence[str] = PACKAGES
-) -> tuple[str, ...]:
-    """The errors of a start with untested versions; empty if all were tested."""
-    remedy = (
-        f"install baton[cpu] or baton[gpu] in a fresh environment, or start with {FLAG} ({KEY})"
-        " and find out what else is different"
-    )
-    return tuple(f"{error}; {remedy}" for _, error in untested_packages(versions, packages))
-
-
 def minor_version(version: str) -> str:
     """Major and minor version."""
     return ".".join(version.split(".")[:2])

@@ -24,6 +24,8 @@ from pathlib import Path
 from baton.config.schema.deployment import DeploymentConfig, ListenerKind
 from baton.domain.errors import ClusterFailed, NotRunning, PreflightFailed, TimedOut
 from baton.domain.names.addresses import format_endpoint, is_any_address, parse_address
+from baton.serving.checks.autoscaling_capacity import resources_text, waiting_line
+from baton.serving.checks.start import check_cluster
 from baton.serving.cluster.local_cluster import attach, detach
 from baton.serving.front.data_path import (
     FrontSettings,
@@ -40,8 +42,6 @@ from baton.serving.operator.local_deployment import (
     timeout_error,
 )
 from baton.serving.operator.node_logs import NodeLogs, RayClusterReader
-from baton.serving.preflight.autoscaling_capacity import resources_text, waiting_line
-from baton.serving.preflight.checks import check_cluster
 from baton.serving.ray.autoscaler import (
     infeasible_requests,
     pending_replicas,

@@ -19,6 +19,7 @@ from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, Timed
 from baton.domain.names.addresses import is_ipv6, parse_host_header
 from baton.serving.application.app import build_app
 from baton.serving.application.builds import encode_build_record, initial_build_record
+from baton.serving.checks.start import await_nodes, check_cluster
 from baton.serving.cluster.cluster_state import ClusterState
 from baton.serving.cluster.failed_start_logs import failures_folder, last_error
 from baton.serving.cluster.local_cluster import ClusterSettings, LocalCluster
@@ -28,7 +29,6 @@ from baton.serving.front.data_path import DataPath, front_thread_count
 from baton.serving.front.haproxy_admin import admin_sockets
 from baton.serving.front.haproxy_hardening import certificate_path
 from baton.serving.operator.control_socket import ControlSocket
-from baton.serving.preflight.checks import await_nodes, check_cluster
 from baton.serving.ray.packing import unpack
 from baton.serving.ray.serve_control import NO_REPLICA_READY
 from baton.serving.replica import hub_environment

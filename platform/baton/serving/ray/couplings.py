@@ -1,7 +1,7 @@
 """Every coupling of baton to private names of Ray and Ray Serve, and to Serve's HAProxy template.
 
 `ray.serve` reads its environment when it is imported, and guards import it. So only processes whose
-environment is set call them: replicas, and the process of `serving.preflight.couplings`.
+environment is set call them: replicas, and the process of `serving.checks.facts`.
 """
 
 from __future__ import annotations

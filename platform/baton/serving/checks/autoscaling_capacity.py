@@ -10,13 +10,16 @@ from baton.config.derive.selectors import matches_labels
 from baton.config.schema.deployment import DeploymentConfig, PoolConfig
 from baton.domain.names.words import few
 from baton.serving.application.app import pool_options
+from baton.serving.checks.result import Finding
 from baton.serving.ray.autoscaler import AutoscalingCapacity, NodeType, Resources
 
 _TOLERANCE = 1e-9
 _MAX_LISTED = 5
 
 
-def infeasible_findings(config: DeploymentConfig, capacity: AutoscalingCapacity) -> tuple[str, ...]:
+def infeasible_findings(
+    config: DeploymentConfig, capacity: AutoscalingCapacity
+) -> tuple[Finding, ...]:
     """Replicas that the cluster cannot run, even with all nodes that its autoscaler may start.
 
     Empty for an autoscaler with unknown node types: then the start waits for nodes.
@@ -28,22 +31,23 @@ def infeasible_findings(config: DeploymentConfig, capacity: AutoscalingCapacity)
 
 def _infeasible_on_any_node(
     config: DeploymentConfig, capacity: AutoscalingCapacity
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     node_types = (*capacity.nodes, *capacity.node_types)
     for name, pool in config.pools.items():
         parts = _replica_bundles(config, name)
         for needs in [entry for at, entry in enumerate(parts) if entry not in parts[:at]]:
             if not any(_fits(needs, pool, node_type) for node_type in node_types):
-                yield (
+                yield Finding(
                     f"pool {name!r}: a replica needs a node with {_needs_text(needs, pool)},"
-                    " and no node"
-                    f" and no node type of the cluster's autoscaler has that"
-                    f" ({_node_types_text(capacity.node_types)}); lower pools.{name}.resources,"
-                    " or add a type"
+                    " and no node and no node type of the cluster's autoscaler has that"
+                    f" ({_node_types_text(capacity.node_types)})",
+                    f"lower pools.{name}.resources, or add a type",
                 )
 
 
-def _infeasible_in_total(config: DeploymentConfig, capacity: AutoscalingCapacity) -> Iterator[str]:
+def _infeasible_in_total(
+    config: DeploymentConfig, capacity: AutoscalingCapacity
+) -> Iterator[Finding]:
     node_counts = Counter(node.name for node in capacity.nodes)
     type_names = {node_type.name for node_type in capacity.node_types}
     for resource in ("CPU", "GPU"):
@@ -61,11 +65,10 @@ def _infeasible_in_total(config: DeploymentConfig, capacity: AutoscalingCapacity
             if amount := node_type.resources.get(resource, 0.0):
                 max_amount += amount * max(node_type.max_nodes, node_counts[node_type.name])
         if requested > max_amount + _TOLERANCE:
-            yield (
+            yield Finding(
                 f"the pools ask for {requested:g} {resource}s to start with, the cluster has"
-                f" {max_amount:g}"
-                " with all the nodes that its autoscaler may start; lower pools.*.replicas.initial,"
-                " or let it start more"
+                f" {max_amount:g} with all the nodes that its autoscaler may start",
+                "lower pools.*.replicas.initial, or let it start more",
             )
 
 

@@ -1,31 +1,46 @@
-"""Checks of a running deployment: `gather_deployment` asks, pure functions judge."""
+"""`baton doctor`: all checks in one numbered list with remedies.
+
+Facts are gathered first, each within a deadline; checks are pure functions of facts, so that tests
+can show each of them a fault. Those of a running deployment are here, the others in `checks`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import psutil
 
+from baton.config.schema.deployment import DeploymentConfig
 from baton.domain.errors import BatonError, NotRunning
-from baton.domain.names.addresses import format_address, is_loopback, is_loopback_address
+from baton.domain.names.addresses import format_address, is_loopback
 from baton.domain.names.words import few
 from baton.policy.resilience.liveness import IDLE_GRACE_S
+from baton.serving.checks.configuration import check_nodes, check_ray_auth, doctor_checks
+from baton.serving.checks.facts import (
+    Progress,
+    cluster_facts,
+    file_fact,
+    gather_fact,
+    gather_machine,
+    health_problem,
+    http_problem,
+)
+from baton.serving.checks.machine import machine_checks
+from baton.serving.checks.result import Check, CheckStatus, Topic, UnknownFact
 from baton.serving.cluster.cluster_state import ClusterState
 from baton.serving.cluster.reaper import marked_processes
-from baton.serving.doctor.facts import UnknownFact, gather_fact, health_problem, http_problem
-from baton.serving.doctor.result import Check, Topic
-from baton.serving.operator.attached import AttachedCluster
-from baton.serving.preflight.checks import node_version_findings
-from baton.serving.preflight.facts import cluster_facts
+from baton.serving.operator.attached import AttachedCluster, attach_deployment, local_state
 from baton.serving.ray.auth_probe import probe_ray_auth
 from baton.serving.ray.context import get_gcs_address
-from baton.serving.versions import PACKAGES
 
 JsonDict = dict[str, Any]
-Progress = Callable[[str], None]
+Report = Mapping[str, object]
 _QUERY_TIMEOUT_S = 65.0
 """Each query has a deadline of half of it."""
 _NODES_TIMEOUT_S = 65.0
@@ -34,25 +49,7 @@ _PORTS_TIMEOUT_S = 10.0
 _AUTH_PROBE_TIMEOUT_S = 25.0
 _STALE_LOAD_S = 2.0 + IDLE_GRACE_S
 """Replicas report four times a second while they have work, else every 4 s."""
-_CHECK_NAMES = (
-    "deployment",
-    "endpoint",
-    "ingresses",
-    "replicas joined",
-    "pools",
-    "pairs",
-    "side channels",
-    "transfer agents",
-    "leases",
-    "configuration",
-    "metrics",
-    "autoscaler",
-    "reports",
-    "placement policy",
-    "nodes",
-    "open ports",
-    "Ray's door",
-)
+_REPORTED = ("name", "status", "detail", "why", "fix")
 _MAX_LISTED = 5
 
 
@@ -84,17 +81,84 @@ class DeploymentSnapshot:
     """The store's answer to a connection without a token."""
 
 
+def run_checks(
+    config: DeploymentConfig | None, *, address: str | None, progress: Progress
+) -> Report:
+    """Run all checks; `config` adds those that need one.
+
+    Faults are in the report: it never raises for them.
+    """
+    state = _running_cluster() if address is None else None
+    machine = gather_machine(config, progress)
+    if state is not None:
+        token = file_fact("token of the Ray cluster", Path(state.token_file))
+        machine = replace(machine, secrets=(*machine.secrets, token))
+    return build_report(
+        (
+            ("machine", machine_checks(machine, config)),
+            (
+                "configuration",
+                doctor_checks(machine, config, running_url=_running_url(config, state)),
+            ),
+            ("deployment", _run_deployment_checks(address, state, progress)),
+        )
+    )
+
+
+def _running_cluster() -> ClusterState | None:
+    try:
+        return local_state()
+    except (NotRunning, OSError):
+        return None
+
+
+def _running_url(config: DeploymentConfig | None, state: ClusterState | None) -> str | None:
+    """The running endpoint, if it has the port of this configuration."""
+    if config is None or state is None:
+        return None
+    is_same_port = state.http_url.rpartition(":")[2] == str(config.server.port)
+    return state.http_url if is_same_port else None
+
+
+def _run_deployment_checks(
+    address: str | None, state: ClusterState | None, progress: Progress
+) -> Iterator[Check]:
+    try:
+        with attach_deployment(address) as deployment:
+            snapshot = gather_deployment(deployment, progress)
+    except BatonError as error:
+        return unreachable_checks(error)
+    return deployment_checks(snapshot)
+
+
+def build_report(areas: Iterable[tuple[str, Iterable[Check]]]) -> Report:
+    """Checks in order, with their numbers; `ok` unless one failed."""
+    rows = [(area, check) for area, checks in areas for check in checks]
+    counts = Counter(check.status for _, check in rows)
+    return {
+        "ok": not counts[CheckStatus.FAIL],
+        "counts": {str(status).lower(): counts[status] for status in CheckStatus},
+        "checks": [
+            {"number": number, "area": area} | {field: getattr(check, field) for field in _REPORTED}
+            for number, (area, check) in enumerate(rows, start=1)
+        ],
+    }
+
+
 def gather_deployment(deployment: AttachedCluster, progress: Progress) -> DeploymentSnapshot:
     """Ask the deployment, its endpoint and its nodes."""
     progress("asking the deployment")
-    endpoint = None if deployment.state is None else deployment.state.http_url
+    state = deployment.state
+    endpoint = None if state is None else state.http_url
     status = gather_fact(_QUERY_TIMEOUT_S, "the deployment", deployment.status)
     links = gather_fact(_QUERY_TIMEOUT_S, "its links", deployment.links)
     metrics_url = _metrics_url(status)
     gcs_address = get_gcs_address()
     return DeploymentSnapshot(
         endpoint=endpoint,
-        health_problem=_health_problem(endpoint),
+        health_problem=UnknownFact("its public address is not known here")
+        if endpoint is None
+        else gather_fact(_HTTP_TIMEOUT_S, endpoint, lambda: health_problem(endpoint)),
         status=status,
         links=links
         if isinstance(links, UnknownFact)
@@ -103,26 +167,16 @@ def gather_deployment(deployment: AttachedCluster, progress: Progress) -> Deploy
         if metrics_url is None
         else gather_fact(_HTTP_TIMEOUT_S, metrics_url, lambda: http_problem(metrics_url)),
         versions_by_node=gather_fact(
-            _NODES_TIMEOUT_S, "its nodes", lambda: cluster_facts(PACKAGES).versions
+            _NODES_TIMEOUT_S, "its nodes", lambda: cluster_facts().versions
         ),
-        open_ports=_open_ports(deployment.state),
+        open_ports=UnknownFact("its processes run elsewhere: look there with 'baton doctor'")
+        if state is None
+        else gather_fact(_PORTS_TIMEOUT_S, "its processes", lambda: open_ports(state)),
         gcs_address=gcs_address,
         ray_auth=gather_fact(
             _AUTH_PROBE_TIMEOUT_S, gcs_address, lambda: probe_ray_auth(gcs_address)
         ),
     )
-
-
-def _open_ports(state: ClusterState | None) -> tuple[OpenPort, ...] | UnknownFact:
-    if state is None:
-        return UnknownFact("its processes run elsewhere: look there with 'baton doctor'")
-    return gather_fact(_PORTS_TIMEOUT_S, "its processes", lambda: open_ports(state))
-
-
-def _health_problem(endpoint: str | None) -> str | UnknownFact:
-    if endpoint is None:
-        return UnknownFact("its public address is not known here")
-    return gather_fact(_HTTP_TIMEOUT_S, endpoint, lambda: health_problem(endpoint))
 
 
 def _metrics_url(status: Mapping[str, object] | UnknownFact) -> str | None:
@@ -137,25 +191,36 @@ def _metrics_url(status: Mapping[str, object] | UnknownFact) -> str | None:
 def unreachable_checks(error: BatonError) -> Iterator[Check]:
     """Skip all checks without a deployment; fail for an unreachable deployment."""
     if isinstance(error, NotRunning):
-        for name in _CHECK_NAMES:
-            yield Topic(name=name, why="").skipped("nothing runs here")
+        yield from _skip_all("nothing runs here")
         return
-    topic = Topic(name=_CHECK_NAMES[0], why="a deployment that cannot be joined cannot be operated")
+    topic = Topic("deployment", "a deployment that cannot be joined cannot be operated")
     message = getattr(error, "why", str(error))
     yield topic.failed(str(message), str(getattr(error, "remedy", "look at 'baton status'")))
-    for name in _CHECK_NAMES[1:]:
-        yield Topic(name=name, why="").skipped("the deployment cannot be joined")
+    yield from islice(_skip_all("the deployment cannot be joined"), 1, None)
+
+
+def _skip_all(why: str) -> Iterator[Check]:
+    """Each check of a deployment, as skipped; named by those of a deployment without content."""
+    nothing = DeploymentSnapshot(
+        endpoint=None,
+        status={},
+        versions_by_node={},
+        open_ports=(),
+        gcs_address="",
+        ray_auth=UnknownFact(why),
+    )
+    for check in deployment_checks(nothing):
+        yield Topic(check.name, "").skipped(why)
 
 
 def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
     """Whether the running deployment is well."""
-    topic = Topic(name="deployment", why="the controller scales pools and deals out limits")
+    topic = Topic("deployment", "the controller scales pools and deals out limits")
     status = snapshot.status
     if isinstance(status, UnknownFact):
         yield topic.failed(status.why, "look into its logs with 'baton logs --controller'")
         yield _check_endpoint(snapshot)
-        for name in _CHECK_NAMES[2:]:
-            yield Topic(name=name, why="").skipped("the deployment does not answer")
+        yield from islice(_skip_all("the deployment does not answer"), 2, None)
         return
     fields = cast("JsonDict", status)
     yield topic.passed(f"{fields.get('model')}, baton {fields.get('baton')}")
@@ -172,7 +237,7 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
     yield _check_autoscaler(fields)
     yield _check_reports(fields)
     yield _check_policy(fields)
-    yield _check_nodes(snapshot.versions_by_node)
+    yield check_nodes(snapshot.versions_by_node)
     yield check_open_ports(
         snapshot.open_ports, endpoint=snapshot.endpoint, metrics_url=_metrics_url(snapshot.status)
     )
@@ -180,7 +245,7 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
 
 
 def _check_endpoint(snapshot: DeploymentSnapshot) -> Check:
-    topic = Topic(name="endpoint", why="it is what clients talk to")
+    topic = Topic("endpoint", "it is what clients talk to")
     if isinstance(snapshot.health_problem, UnknownFact):
         return topic.skipped(snapshot.health_problem.why)
     if snapshot.health_problem:
@@ -192,7 +257,7 @@ def _check_endpoint(snapshot: DeploymentSnapshot) -> Check:
 
 
 def _check_ingresses(status: JsonDict) -> Check:
-    topic = Topic(name="ingresses", why="an ingress without a replica to decode refuses everything")
+    topic = Topic("ingresses", "an ingress without a replica to decode refuses everything")
     ingresses = _ingresses(status)
     unhealthy = sum(not ingress["healthy"] for ingress in ingresses)
     if unhealthy or not ingresses:
@@ -205,7 +270,7 @@ def _check_ingresses(status: JsonDict) -> Check:
 
 
 def _check_joined(status: JsonDict) -> Check:
-    topic = Topic(name="replicas joined", why="a replica that has not joined gets no work")
+    topic = Topic("replicas joined", "a replica that has not joined gets no work")
     unreachable = [
         f"{replica}: {why}"
         for ingress in _ingresses(status)
@@ -222,7 +287,7 @@ def _check_joined(status: JsonDict) -> Check:
 
 
 def _check_pools(status: JsonDict) -> Check:
-    topic = Topic(name="pools", why="what is missing is missing from what can be served")
+    topic = Topic("pools", "what is missing is missing from what can be served")
     pools = cast("list[JsonDict]", status.get("pools") or [])
     failing = [
         f"{pool['pool']}: {str(pool['trouble']).partition(chr(10))[0]}"
@@ -250,7 +315,7 @@ def _check_pools(status: JsonDict) -> Check:
 
 
 def _check_pairs(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
-    topic = Topic(name="pairs", why="over a pair that is quarantined nothing is handed off")
+    topic = Topic("pairs", "over a pair that is quarantined nothing is handed off")
     if isinstance(links, UnknownFact):
         return topic.skipped(links.why)
     quarantined = [row for row in links if row["state"] == "quarantined"]
@@ -271,7 +336,7 @@ def _check_pairs(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
 
 
 def _check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
-    topic = Topic(name="side channels", why="engines agree on them about what is to be fetched")
+    topic = Topic("side channels", "engines agree on them about what is to be fetched")
     if isinstance(links, UnknownFact):
         return topic.skipped(links.why)
     unresponsive = sorted(
@@ -286,7 +351,7 @@ def _check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
 
 
 def _check_agents(status: JsonDict) -> Check:
-    topic = Topic(name="transfer agents", why="an engine that fetches from nobody computes it all")
+    topic = Topic("transfer agents", "an engine that fetches from nobody computes it all")
     broken_agents = {
         f"{replica_id}: {why}"
         for ingress in _ingresses(status)
@@ -302,7 +367,7 @@ def _check_agents(status: JsonDict) -> Check:
 
 
 def _check_leases(status: JsonDict) -> Check:
-    topic = Topic(name="leases", why="blocks that are read after their lease are another prompt's")
+    topic = Topic("leases", "blocks that are read after their lease are another prompt's")
     late_pulls = {
         str(view["replica_id"]): int(view["void_pulls"])
         for ingress in _ingresses(status)
@@ -322,7 +387,7 @@ def _check_leases(status: JsonDict) -> Check:
 
 
 def _check_generation(status: JsonDict) -> Check:
-    topic = Topic(name="configuration", why="processes of two minds refuse what others let in")
+    topic = Topic("configuration", "processes of two minds refuse what others let in")
     controller_generation = status.get("generation")
     ingress_generations = [
         ingress["generation"]
@@ -340,18 +405,16 @@ def _check_generation(status: JsonDict) -> Check:
 
 
 def _check_metrics(snapshot: DeploymentSnapshot, status: JsonDict) -> Check:
-    topic = Topic(name="metrics", why="without them nobody is told that a promise is broken")
+    topic = Topic("metrics", "without them nobody is told that a promise is broken")
     observability = cast("JsonDict", status.get("observability") or {})
     if snapshot.metrics_problem is None:
         return topic.skipped("not enabled; see observability.metrics")
-    if isinstance(snapshot.metrics_problem, UnknownFact) or snapshot.metrics_problem:
-        why = (
-            snapshot.metrics_problem.why
-            if isinstance(snapshot.metrics_problem, UnknownFact)
-            else snapshot.metrics_problem
-        )
+    problem = snapshot.metrics_problem
+    if isinstance(problem, UnknownFact):
+        problem = problem.why
+    if problem:
         return topic.failed(
-            f"{observability['url']}: {why}",
+            f"{observability['url']}: {problem}",
             "see whether its port is taken ('baton logs --controller'), or set"
             " observability.metrics.port; from another machine it must not be bound to loopback",
         )
@@ -359,7 +422,7 @@ def _check_metrics(snapshot: DeploymentSnapshot, status: JsonDict) -> Check:
 
 
 def _check_autoscaler(status: JsonDict) -> Check:
-    topic = Topic(name="autoscaler", why="while it holds still, pools stay as they are")
+    topic = Topic("autoscaler", "while it holds still, pools stay as they are")
     scaling = cast("JsonDict", status.get("autoscaler") or {})
     if not scaling:
         return topic.skipped("the controller does not tell")
@@ -392,7 +455,7 @@ def _slow_starts(status: JsonDict, wait_s: float | None) -> str:
 
 
 def _check_reports(status: JsonDict) -> Check:
-    topic = Topic(name="reports", why="requests are placed by how loaded replicas say they are")
+    topic = Topic("reports", "requests are placed by how loaded replicas say they are")
     views = [view for ingress in _ingresses(status) for view in ingress["replicas"]]
     stale_loads = [
         f"{view['replica_id']} {view['load_age_s']:.0f} s"
@@ -428,7 +491,7 @@ def _is_out_of_sync(cache: JsonDict) -> bool:
 
 
 def _check_policy(status: JsonDict) -> Check:
-    topic = Topic(name="placement policy", why="where it fails, the least loaded replica is taken")
+    topic = Topic("placement policy", "where it fails, the least loaded replica is taken")
     policies = [ingress["policy"] for ingress in _ingresses(status) if "policy" in ingress]
     failures = sum(policy.get("failures", 0) for policy in policies)
     if failures:
@@ -439,17 +502,6 @@ def _check_policy(status: JsonDict) -> Check:
         )
     names = sorted({str(policy["name"]) for policy in policies})
     return topic.passed(", ".join(names) or "none is told")
-
-
-def _check_nodes(nodes: Mapping[str, Mapping[str, str | None]] | UnknownFact) -> Check:
-    topic = Topic(
-        name="nodes", why="replicas of two versions do not understand each other's blocks"
-    )
-    if isinstance(nodes, UnknownFact):
-        return topic.skipped(nodes.why)
-    if findings := node_version_findings(nodes):
-        return topic.from_findings(findings)
-    return topic.passed(f"{len(nodes)} with the same packages")
 
 
 def _ingresses(status: JsonDict) -> list[JsonDict]:
@@ -483,8 +535,8 @@ def check_open_ports(
 ) -> Check:
     """Whether only the intended ports are reachable by others."""
     topic = Topic(
-        name="open ports",
-        why="links and engines serve whoever belongs to the deployment, statistics and side"
+        "open ports",
+        "links and engines serve whoever belongs to the deployment, statistics and side"
         " channels whoever asks",
     )
     if isinstance(ports, UnknownFact):
@@ -505,20 +557,3 @@ def check_open_ports(
         )
     listing = ", ".join(f"{format_address(port.address, port.port)}" for port in ports)
     return topic.passed(f"only {listing}, as configured" if listing else "none")
-
-
-def check_ray_auth(auth: str | UnknownFact, address: str) -> Check:
-    """Whether Ray asks for a token: without it every peer can run code on every node."""
-    topic = Topic(name="Ray's door", why="whoever Ray lets in runs code, and reads every key")
-    if isinstance(auth, UnknownFact):
-        return topic.skipped(auth.why)
-    if auth == "guarded":
-        return topic.passed(f"{address} asks for a token")
-    if auth != "open":
-        return topic.skipped(f"{address}: {auth}")
-    make_check = topic.warned if is_loopback_address(address) else topic.failed
-    return make_check(
-        f"{address} lets in whoever reaches it",
-        "start Ray with RAY_AUTH_MODE=token on every node, and give each the token's file with"
-        " mode 600",
-    )

@@ -11,23 +11,33 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.config.derive.options import adapter_sources, engine_env, key_files
 from baton.config.schema.deployment import DeploymentConfig, ModelConfig
+from baton.config.schema.security import TlsConfig
 from baton.domain.errors import ConfigInvalid
 from baton.domain.names.addresses import is_loopback
 from baton.domain.names.model_sources import TINY, is_in_object_store, is_path
 from baton.domain.names.words import few
 from baton.runtime.keys.key_files import load_ring
-from baton.serving.preflight.autoscaling_capacity import may_host
-from baton.serving.preflight.facts import call_on_nodes
-from baton.serving.preflight.security import why_unreadable
+from baton.serving.checks.autoscaling_capacity import may_host
+from baton.serving.checks.result import Check, CheckStatus, Finding, Topic
 from baton.serving.ray.autoscaler import NodeType
 from baton.serving.ray.context import HEAD_NODE_RESOURCE
 
+_KEY_REMEDY = "correct these lines; see 'baton keys list'"
+_MISSING_REMEDY = (
+    "put it on every node where it may be read, or keep what reads it away from there: ingresses"
+    " stay on the head with server.host 127.0.0.1, engines go by pools.*.placement.labels"
+)
+_NODE_FILES = Topic(
+    "files of nodes", "a process that misses a file starts nowhere, or rejects all callers"
+)
+_NODE_KEYS = Topic("key files of nodes", "every ingress knows callers by its node's file")
 _STREAMER_EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 
@@ -73,10 +83,7 @@ def inspect_node_files(config: DeploymentConfig, eligibility: NodeEligibility) -
         missing.append(f"observability.token_file: {token} cannot be read: {why}")
     if not eligibility.ingress:
         return NodeFiles(missing=tuple(dict.fromkeys(missing)))
-    try:
-        load_ring(key_files(config))
-    except ConfigInvalid as error:
-        missing += [f"keys of a tenant: {line}" for line in error.problems]
+    missing += [f"keys of a tenant: {finding.found}" for finding in key_findings(config)]
     digests = {str(path): _digest(path) for path in key_files(config).values()}
     return NodeFiles(missing=tuple(dict.fromkeys(missing)), key_digests=digests)
 
@@ -85,7 +92,7 @@ def _missing_models(config: DeploymentConfig, eligibility: NodeEligibility) -> I
     """Models and adapters of engines; an ingress reads every model's tokenizer."""
     served = {config.pools[pool].model for pool in eligibility.pools}
     names = set(config.models) if eligibility.ingress else served
-    yield from source_findings({name: config.models[name] for name in names})
+    yield from map(str, source_findings({name: config.models[name] for name in names}))
     for name in served:
         for adapter, source in adapter_sources(config.models[name]).items():
             if is_path(source) and not Path(source).expanduser().is_dir():
@@ -100,24 +107,27 @@ def _digest(path: Path) -> str:
         return ""
 
 
-def file_findings(
-    files_by_node: Mapping[str, NodeFiles],
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The missing files with their nodes, and key files that differ between nodes."""
-    nodes_by_finding: dict[str, list[str]] = {}
+def check_node_files(files_by_node: Mapping[str, NodeFiles]) -> tuple[Check, Check]:
+    """Files that are missing on nodes, and key files that differ between them."""
+    nodes_by_line: dict[str, list[str]] = {}
     for node, files in sorted(files_by_node.items()):
         for line in files.missing:
-            nodes_by_finding.setdefault(line, []).append(node)
-    missing = tuple(
-        f"{line} (on {few(nodes, separator=', ')}); put it on every node where it may be read, or"
-        " keep what reads it away from there: ingresses stay on the head with server.host"
-        " 127.0.0.1, engines go by pools.*.placement.labels"
-        for line, nodes in nodes_by_finding.items()
+            nodes_by_line.setdefault(line, []).append(node)
+    missing = (
+        Finding(f"{line} (on {few(nodes, separator=', ')})", _MISSING_REMEDY)
+        for line, nodes in nodes_by_line.items()
     )
-    return missing, tuple(_key_file_differences(files_by_node))
+    return (
+        _NODE_FILES.judged(missing, otherwise="every node has what its processes read"),
+        _NODE_KEYS.judged(
+            _key_file_differences(files_by_node),
+            otherwise="every node has the same",
+            status=CheckStatus.WARN,
+        ),
+    )
 
 
-def _key_file_differences(files_by_node: Mapping[str, NodeFiles]) -> Iterator[str]:
+def _key_file_differences(files_by_node: Mapping[str, NodeFiles]) -> Iterator[Finding]:
     versions: dict[str, dict[str, list[str]]] = {}
     for node, files in sorted(files_by_node.items()):
         for path, digest in (files.key_digests or {}).items():
@@ -128,25 +138,14 @@ def _key_file_differences(files_by_node: Mapping[str, NodeFiles]) -> Iterator[st
             groups = ", another on ".join(
                 few(nodes, separator=", ") for nodes in by_digest.values()
             )
-            yield (
+            yield Finding(
                 f"the key file {path} is one on {groups}: a key may be good for one ingress and not"
-                " for the next; copy one file to all of them, each time that it changes"
+                " for the next",
+                "copy one file to all of them, each time that it changes",
             )
 
 
-def collect_node_files(config: DeploymentConfig) -> Mapping[str, NodeFiles]:
-    """The files of every node of the connected cluster; raises as `call_on_nodes`."""
-    import ray
-
-    arguments = {}
-    for node in ray.nodes():
-        node_type = NodeType(name="", resources=node["Resources"], labels=node["Labels"])
-        if node["Alive"]:
-            arguments[str(node["NodeID"])] = (config, node_eligibility(config, node_type))
-    return call_on_nodes(inspect_node_files, arguments)
-
-
-def source_findings(models: Mapping[str, ModelConfig]) -> tuple[str, ...]:
+def source_findings(models: Mapping[str, ModelConfig]) -> tuple[Finding, ...]:
     """Models with a path that does not exist. Hub ids are not looked up."""
     findings = []
     for name, model in models.items():
@@ -158,18 +157,85 @@ def source_findings(models: Mapping[str, ModelConfig]) -> tuple[str, ...]:
             continue
         problem = "is not a directory" if path.exists() else "does not exist"
         findings.append(
-            f"models.{name}.source: {source} {problem}; "
-            "give the directory of a model, or its id on the hub"
+            Finding(
+                f"models.{name}.source: {source} {problem}",
+                "give the directory of a model, or its id on the hub",
+            )
         )
     return tuple(findings)
 
 
-def _streamer_findings(model: str, source: str) -> list[str]:
+def _streamer_findings(model: str, source: str) -> list[Finding]:
     """The package that reads object stores does not come with vLLM."""
     if importlib.util.find_spec("runai_model_streamer") is not None:
         return []
-    store = source.partition("://")[0]
+    extra = _STREAMER_EXTRAS[source.partition("://")[0].lower()]
     return [
-        f"models.{model}.source: {source} is read by a package that is not installed;"
-        f" pip install 'runai-model-streamer[{_STREAMER_EXTRAS[store.lower()]}]' on every node"
+        Finding(
+            f"models.{model}.source: {source} is read by a package that is not installed",
+            f"pip install 'runai-model-streamer[{extra}]' on every node",
+        )
     ]
+
+
+def key_findings(config: DeploymentConfig) -> tuple[Finding, ...]:
+    """Files of API keys that cannot be read, and their bad lines."""
+    try:
+        load_ring(key_files(config))
+    except ConfigInvalid as error:
+        return tuple(Finding(line, _KEY_REMEDY) for line in error.problems)
+    return ()
+
+
+def tls_findings(config: DeploymentConfig) -> tuple[Finding, ...]:
+    """Certificates and keys that cannot be used."""
+    return tuple(_tls_findings(config.security.tls))
+
+
+def _tls_findings(tls: TlsConfig) -> Iterator[Finding]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    unreadable = set()
+    for key in ("cert_file", "key_file", "client_ca_file"):
+        path = getattr(tls, key)
+        if path is not None and (why := why_unreadable(path)):
+            unreadable.add(key)
+            yield Finding(
+                f"security.tls.{key}: {path} cannot be read: {why}",
+                "give a file that this user may read",
+            )
+    try:
+        if tls.cert_file and tls.key_file and not unreadable & {"cert_file", "key_file"}:
+            context.load_cert_chain(tls.cert_file, tls.key_file, password=_reject_password)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        yield Finding(
+            f"security.tls: {tls.cert_file} and {tls.key_file} are no certificate and its key:"
+            f" {_first_line(error)}",
+            "give both in PEM, the key without a password",
+        )
+    try:
+        if tls.client_ca_file and "client_ca_file" not in unreadable:
+            context.load_verify_locations(cafile=tls.client_ca_file)
+    except (OSError, ValueError) as error:
+        yield Finding(
+            f"security.tls.client_ca_file: {tls.client_ca_file} holds no certificates:"
+            f" {_first_line(error)}",
+            "give those of the authorities, in PEM",
+        )
+
+
+def why_unreadable(path: str) -> str:
+    """Why this user cannot read a file; empty if it can."""
+    try:
+        with Path(path).open("rb"):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _reject_password() -> str:
+    """For an encrypted key: the start is not interactive, so it cannot be used."""
+    raise ValueError("it is locked with a password")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

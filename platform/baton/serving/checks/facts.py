@@ -1,0 +1,551 @@
+"""Gathers the facts that checks judge: of this machine, a configuration's files, and a cluster.
+
+Facts that may take long have a deadline each. Guards of couplings import vLLM, Ray Serve and NIXL,
+so they run in a process of their own. An import takes seconds and may crash, and this process must
+set the environment of Ray Serve first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar, cast
+
+import httpx
+import msgspec
+import psutil
+
+from baton.config.derive.options import key_files
+from baton.config.schema.deployment import DeploymentConfig
+from baton.domain.errors import ClusterFailed
+from baton.engine.cuda_home import CannotCompileError, check_compilers
+from baton.engine.gpus import count_gpus, driver_cuda_version, use_cpu_without_gpus
+from baton.serving.checks.named_files import (
+    NodeFiles,
+    inspect_node_files,
+    key_findings,
+    node_eligibility,
+    source_findings,
+    tls_findings,
+)
+from baton.serving.checks.result import Finding, UnknownFact
+from baton.serving.cluster.readiness import local_client
+from baton.serving.front.data_path import choose_data_path, port_is_free
+from baton.serving.ray.autoscaler import NodeType
+from baton.serving.versions import PACKAGES
+
+T = TypeVar("T")
+Progress = Callable[[str], None]
+SERVER_PORT: Final = "server.port"
+_CONFLICTING_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
+_FACT_TIMEOUT_S = 5.0
+_HAPROXY_TIMEOUT_S = 15.0
+_IMPORT_TIMEOUT_S = 180.0
+"""vLLM takes 6 to 9 s to import on a quiet machine."""
+_HTTP_TIMEOUT_S = 3.0
+_NODE_TIMEOUT_S = 60.0
+"""A node may have to start a worker process first."""
+COUPLINGS_TIMEOUT_S: Final = 180.0
+_TIME_ERROR = 5
+"""Result of `adjtimex` while no time service synchronizes the clock."""
+INGRESS_IMPORT: Final = "baton.engine.vllm.frontend.llm"
+"""The ingress's import of vLLM, which moves between versions."""
+_IMPORTED = ("torch", "ray", "vllm", "nixl", INGRESS_IMPORT)
+_IMPORT_SCRIPT = """
+import importlib, json, sys
+told = {}
+for name in sys.argv[1:]:
+    try:
+        module = importlib.import_module(name)
+        said = {"version": str(getattr(module, "__version__", ""))}
+        if name == "torch":
+            said["cuda_version"] = module.version.cuda
+        told[name] = said
+    except BaseException as error:
+        told[name] = {"problem": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+print("\\n" + json.dumps(told))
+"""
+_COUPLING_TABLES: Final = {
+    "vLLM": "baton.engine.vllm.patches.table",
+    "Ray": "baton.serving.ray.couplings",
+    "NIXL": "baton.transfer.couplings",
+}
+_COUPLING_SCRIPT = """
+import importlib, json, sys
+from baton.runtime.patch import coupling_report
+rows = []
+for vendor, table in json.loads(sys.argv[1]).items():
+    for row in coupling_report(importlib.import_module(table).PATCHES):
+        rows.append({"vendor": vendor, **row})
+print("\\n" + json.dumps(rows))
+"""
+
+
+class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of importing a package."""
+
+    version: str = ""
+    problem: str = ""
+    """Empty after a successful import."""
+    cuda_version: str | None = None
+    """Of torch: the CUDA that it was built for; None for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFact:
+    """A file that holds a secret, or hashes of secrets."""
+
+    path: str
+    purpose: str
+    mode: int | None = None
+    """Its permission bits; None if it could not be read."""
+    readable: bool = True
+    empty: bool = False
+    only_hashes: bool = False
+    """A reader learns who may call, but cannot call with it."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDescriptorLimits:
+    """Limits of this user on open files of a process."""
+
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortListener:
+    """The process that listens on a port; without a pid if it is another user's."""
+
+    pid: int | None
+    program: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortFact:
+    """A port in a configuration."""
+
+    key: str
+    host: str
+    port: int
+    free: bool
+    listener: PortListener | None = None
+
+
+class Coupling(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a table, and whether it fits."""
+
+    vendor: str
+    name: str
+    package: str
+    problem: str | None
+    """Why it does not fit; None where it does."""
+    fallback: str
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """Facts of this machine, and of the files and ports that a configuration names on it."""
+
+    python: str
+    versions: Mapping[str, str | None]
+    """None: not installed."""
+    gpus: int
+    driver_cuda: tuple[int, int] | None = None
+    """The newest CUDA of the driver; None: no driver, or unknown."""
+    available_memory_bytes: int | UnknownFact
+    ports: tuple[PortFact, ...] = ()
+    model_findings: tuple[Finding, ...] = ()
+    key_findings: tuple[Finding, ...] = ()
+    tls_findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSnapshot(MachineFacts):
+    """All facts of this machine, also those that no start needs."""
+
+    conflicting_packages: Mapping[str, str | None]
+    imports: Mapping[str, ImportResult] | UnknownFact
+    kernel_compile_error: str = ""
+    """Why kernels for GPUs cannot be compiled; empty when they can, or without GPUs."""
+    free_shared_memory_bytes: int | UnknownFact
+    free_disk_bytes: int | UnknownFact
+    """Where Ray keeps its session and its logs."""
+    disk_path: str
+    fd_limits: FileDescriptorLimits
+    haproxy_warning: str | UnknownFact | None
+    """Why HAProxy cannot carry the tokens; None when it can."""
+    clock_synchronized: bool | UnknownFact
+    couplings: tuple[Coupling, ...] | UnknownFact = ()
+    nics: tuple[str, ...] = ()
+    """Network cards with RDMA, by the names that UCX_NET_DEVICES takes."""
+    secrets: tuple[FileFact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """A running Ray cluster."""
+
+    cpus: float
+    gpus: float
+    versions: Mapping[str, Mapping[str, str | None]]
+    labels: tuple[Mapping[str, str], ...] = ({},)
+
+
+def gather_start(config: DeploymentConfig | None) -> MachineFacts:
+    """The facts that a start needs; nothing is imported for them."""
+    facts = MachineFacts(
+        python=platform.python_version(),
+        versions=installed_versions(PACKAGES),
+        gpus=count_gpus(os.environ),
+        driver_cuda=driver_cuda_version(),
+        available_memory_bytes=gather_fact(_FACT_TIMEOUT_S, "the memory", available_memory_bytes),
+    )
+    if config is None:
+        return facts
+    return replace(
+        facts,
+        ports=port_facts(config),
+        model_findings=source_findings(config.models),
+        key_findings=key_findings(config),
+        tls_findings=tls_findings(config),
+    )
+
+
+def gather_machine(config: DeploymentConfig | None, progress: Progress) -> MachineSnapshot:
+    """Look at this machine and, with a configuration, at the ports and files that it names."""
+    progress("importing " + ", ".join(PACKAGES) + " in processes of their own")
+    folder = tempfile.gettempdir()
+    with ThreadPoolExecutor(1) as executor:
+        couplings = executor.submit(
+            gather_fact, COUPLINGS_TIMEOUT_S + _FACT_TIMEOUT_S, "couplings", read_couplings
+        )
+        start = gather_start(config)
+        machine = MachineSnapshot(
+            **{field.name: getattr(start, field.name) for field in fields(start)},
+            conflicting_packages=installed_versions(_CONFLICTING_PACKAGES),
+            imports=gather_fact(
+                _IMPORT_TIMEOUT_S + _FACT_TIMEOUT_S, "importing them", _try_imports
+            ),
+            kernel_compile_error=_kernel_compile_error() if start.gpus else "",
+            free_shared_memory_bytes=gather_fact(
+                _FACT_TIMEOUT_S, "/dev/shm", lambda: shutil.disk_usage("/dev/shm").free  # noqa: S108 - looked at
+            ),
+            free_disk_bytes=gather_fact(
+                _FACT_TIMEOUT_S, folder, lambda: shutil.disk_usage(folder).free
+            ),
+            disk_path=folder,
+            fd_limits=_fd_limits(),
+            haproxy_warning=gather_fact(
+                _HAPROXY_TIMEOUT_S, "HAProxy", lambda: choose_data_path(os.environ).warning
+            ),
+            clock_synchronized=gather_fact(_FACT_TIMEOUT_S, "the clock", _is_clock_synchronized),
+            nics=rdma_nics(Path("/sys/class/infiniband")),
+            secrets=() if config is None else secret_files(config),
+        )  # fmt: skip
+        return replace(machine, couplings=couplings.result())
+
+
+def gather_fact(deadline_s: float, label: str, read_fact: Callable[[], T]) -> T | UnknownFact:
+    """A fact, or why it is unknown: an error, or the deadline."""
+    answers: SimpleQueue[T | UnknownFact] = SimpleQueue()
+
+    def worker() -> None:
+        try:
+            answers.put(read_fact())
+        except Exception as error:  # noqa: BLE001 - a fact that cannot be had is one, too
+            answers.put(UnknownFact(f"{label}: {type(error).__name__}: {error}".splitlines()[0]))
+
+    # A daemon: a disk that hangs must not keep the command from ending.
+    threading.Thread(target=worker, name=f"look at {label}", daemon=True).start()
+    try:
+        return answers.get(timeout=deadline_s)
+    except Empty:
+        return UnknownFact(f"{label}: nothing came within {deadline_s:g} s")
+
+
+def port_facts(config: DeploymentConfig) -> tuple[PortFact, ...]:
+    """The ports that a configuration names, without 0 (any free port)."""
+    metrics = config.observability.metrics
+    requested = [(SERVER_PORT, config.server.host, config.server.port)]
+    if metrics.enabled:
+        requested.append(("observability.metrics.port", metrics.host, metrics.port))
+    return tuple(port_fact(key, host, port) for key, host, port in requested if port)
+
+
+def secret_files(config: DeploymentConfig) -> tuple[FileFact, ...]:
+    """Files with tokens and keys that a configuration names."""
+    files = [
+        replace(file_fact(f"keys of tenant {name}", path), only_hashes=True)
+        for name, path in key_files(config).items()
+    ]
+    if (token_file := config.observability.token_file) is not None:
+        files.append(file_fact("observability.token_file", Path(token_file)))
+    if (key_file := config.security.tls.key_file) is not None:
+        files.append(file_fact("security.tls.key_file", Path(key_file)))
+    return tuple(files)
+
+
+def file_fact(purpose: str, path: Path) -> FileFact:
+    """Metadata of one file; its content is not read."""
+    try:
+        file_stat = path.stat()
+    except OSError as error:
+        return FileFact(path=str(path), purpose=purpose, problem=error.strerror or str(error))
+    return FileFact(
+        path=str(path),
+        purpose=purpose,
+        mode=stat.S_IMODE(file_stat.st_mode),
+        readable=os.access(path, os.R_OK),
+        empty=file_stat.st_size == 0,
+    )
+
+
+def health_problem(url: str) -> str:
+    """Why `/health` of an endpoint is not healthy; empty when it is."""
+    try:
+        with local_client(url) as client:
+            answer = client.get("/health", timeout=_HTTP_TIMEOUT_S)
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__}: {error}"
+    return "" if answer.is_success else f"it answers {answer.status_code}"
+
+
+def http_problem(url: str) -> str:
+    """Why no HTTP server answers there; empty after any answer."""
+    try:
+        httpx.get(url, timeout=_HTTP_TIMEOUT_S, trust_env=False)
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _try_imports() -> dict[str, ImportResult]:
+    answer = _run_python(_IMPORT_SCRIPT, *_IMPORTED, timeout_s=_IMPORT_TIMEOUT_S)
+    return msgspec.json.decode(answer, type=dict[str, ImportResult])
+
+
+def read_couplings() -> tuple[Coupling, ...]:
+    """Try every row of the tables of couplings; blocks for seconds.
+
+    Raises:
+        RuntimeError: the process that tries them failed.
+        subprocess.TimeoutExpired: it did not end.
+    """
+    answer = _run_python(
+        _COUPLING_SCRIPT, json.dumps(_COUPLING_TABLES), timeout_s=COUPLINGS_TIMEOUT_S
+    )
+    return msgspec.json.decode(answer, type=tuple[Coupling, ...])
+
+
+def _run_python(script: str, *arguments: str, timeout_s: float) -> str:
+    """The last line of a script in another process: an import may crash, hang, or take gigabytes.
+
+    Raises:
+        RuntimeError: the process failed.
+        subprocess.TimeoutExpired: it did not end.
+    """
+    environ = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    use_cpu_without_gpus(environ)
+    completed = subprocess.run(  # noqa: S603 - this Python, a program of our own
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=environ,
+    )
+    lines = completed.stdout.strip().splitlines()
+    if completed.returncode or not lines:
+        last = (completed.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"the process that imports ended with {completed.returncode}: {last}")
+    return lines[-1]
+
+
+def _kernel_compile_error() -> str:
+    try:
+        check_compilers(os.environ)
+    except CannotCompileError as error:
+        return str(error)
+    return ""
+
+
+def rdma_nics(folder: Path) -> tuple[str, ...]:
+    """The network cards in this folder of the kernel; none without the folder."""
+    try:
+        return tuple(sorted(nic.name for nic in folder.iterdir()))
+    except OSError:
+        return ()
+
+
+def _fd_limits() -> FileDescriptorLimits:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = 1 << 30
+    return FileDescriptorLimits(
+        soft=unlimited if soft == resource.RLIM_INFINITY else soft,
+        hard=unlimited if hard == resource.RLIM_INFINITY else hard,
+    )
+
+
+def _is_clock_synchronized() -> bool:
+    """Whether a time service has set the clock recently.
+
+    Source: adjtimex(2); `TIME_ERROR` is returned while the clock is not synchronized.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    # `struct timex` is 208 bytes on 64-bit Linux; all zeros asks and changes nothing.
+    state: int = libc.adjtimex(ctypes.create_string_buffer(512))
+    if state < 0:
+        raise OSError(ctypes.get_errno(), "the kernel does not say")
+    return state != _TIME_ERROR
+
+
+def port_fact(key: str, host: str, port: int) -> PortFact:
+    """Whether the port that a key sets is free on this machine, and else its listener."""
+    free = port_is_free(host, port)
+    listener = None if free else port_listener(port)
+    return PortFact(key=key, host=host, port=port, free=free, listener=listener)
+
+
+def port_listener(port: int) -> PortListener | None:
+    """The process that listens on a TCP port of this machine; None if none is visible."""
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.AccessDenied:  # macOS shows them to root only
+        return None
+    for connection in connections:
+        if connection.status != psutil.CONN_LISTEN or connection.laddr[1:] != (port,):
+            continue
+        if connection.pid is None:
+            return PortListener(pid=None)
+        with contextlib.suppress(psutil.Error):
+            return PortListener(pid=connection.pid, program=psutil.Process(connection.pid).name())
+    return None
+
+
+def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory for new processes: the machine's, or the container's if that is less."""
+    available: int = psutil.virtual_memory().available
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup v2, or "max": no limit
+        return available
+    return min(available, max(0, limit - used))
+
+
+def installed_versions(packages: Sequence[str]) -> dict[str, str | None]:
+    """Versions from the packages' metadata: nothing is imported."""
+    return {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str | None:
+    # The CPU build of vLLM is a distribution of its own.
+    for distribution in (package, f"{package}-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return None
+
+
+def cluster_facts() -> ClusterFacts:
+    """The connected cluster, from a small task on every node; raises as `call_on_nodes`."""
+    import ray
+
+    arguments = {str(node["NodeID"]): (PACKAGES,) for node in ray.nodes() if node["Alive"]}
+    return replace(cluster_resources(), versions=call_on_nodes(installed_versions, arguments))
+
+
+def call_on_nodes(
+    call: Callable[..., T], arguments: Mapping[str, tuple[object, ...]]
+) -> Mapping[str, T]:
+    """The results of a call on these nodes, by their names; all nodes run it at once.
+
+    Args:
+        call: Runs on each node, in a process of its own.
+        arguments: Of the call, by the id of the node.
+
+    Raises:
+        TimeoutError: a node did not answer.
+        ClusterFailed: a node cannot run baton.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remote_call = ray.remote(num_cpus=0)(call)
+    refs = {
+        f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})": remote_call.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(*arguments[node["NodeID"]])
+        for node in ray.nodes()
+        if node["NodeID"] in arguments
+    }
+    deadline_at_s = time.monotonic() + _NODE_TIMEOUT_S
+    return {name: _node_result(name, ref, deadline_at_s) for name, ref in refs.items()}
+
+
+def _node_result(node: str, ref: object, deadline_at_s: float) -> Any:  # noqa: ANN401 - as the node has it
+    import ray
+
+    try:
+        return ray.get(ref, timeout=max(0.0, deadline_at_s - time.monotonic()))
+    except ray.exceptions.GetTimeoutError as error:
+        raise TimeoutError(f"node {node} did not answer") from error
+    except ray.exceptions.RayError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ClusterFailed(
+            f"node {node} cannot run baton: {why}",
+            "install the same baton there, for the Python that Ray runs on",
+        ) from error
+
+
+def cluster_resources() -> ClusterFacts:
+    """The resources of the connected cluster, without versions."""
+    import ray
+
+    totals = cast("dict[str, float]", ray.cluster_resources())
+    return ClusterFacts(
+        cpus=totals.get("CPU", 0.0),
+        gpus=totals.get("GPU", 0.0),
+        versions={},
+        labels=tuple(node["Labels"] for node in ray.nodes() if node["Alive"]),
+    )
+
+
+def with_available_resources(facts: ClusterFacts) -> ClusterFacts:
+    """The facts of a shared cluster: only free resources count."""
+    import ray
+
+    available = cast("dict[str, float]", ray.available_resources())
+    return replace(facts, cpus=available.get("CPU", 0.0), gpus=available.get("GPU", 0.0))
+
+
+def collect_node_files(config: DeploymentConfig) -> Mapping[str, NodeFiles]:
+    """The files of every node of the connected cluster; raises as `call_on_nodes`."""
+    import ray
+
+    arguments = {}
+    for node in ray.nodes():
+        node_type = NodeType(name="", resources=node["Resources"], labels=node["Labels"])
+        if node["Alive"]:
+            arguments[str(node["NodeID"])] = (config, node_eligibility(config, node_type))
+    return call_on_nodes(inspect_node_files, arguments)

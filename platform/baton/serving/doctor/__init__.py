@@ -1,1 +1,0 @@
-"""`baton doctor`: faults and their remedies."""

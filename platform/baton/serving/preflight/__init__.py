@@ -1,1 +1,0 @@
-"""Checks before anything is started."""
