@@ -21,7 +21,7 @@ import psutil
 
 from baton.console.topics import Topic
 from tests.abuse.deployed import MODEL, SecuredDeployment, secured_deployment
-from tests.e2e.deployments import descendants
+from tests.fakes.processes import descendants
 
 CANARY = "canaryquokka7f3a9"
 PROMPT = f"the merger with {CANARY} closes on friday, tell nobody"

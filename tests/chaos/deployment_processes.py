@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,11 +26,10 @@ from baton.serving.cluster.cluster_state import ClusterState, running_clusters, 
 from baton.serving.shared.names import APP
 from tests.chaos import faults
 from tests.chaos.history import Exchange
-from tests.e2e.deployments import CONFIGS, Deployment, descendants, running_deployment
+from tests.chaos.node_process import running_node
+from tests.e2e.deployments import CONFIGS, Deployment, running_deployment
 
 CONFIG = "sim.yaml"
-_POLL_S = 0.1
-_NODE_START_S = 60.0
 _SCRAPE_S = 5.0
 _GAUGE = re.compile(r"^(?P<name>\w+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
 
@@ -251,45 +249,9 @@ def added_node(processes: DeploymentProcesses, *, cpus: int, log: Path) -> Itera
     It has the environment of the head's raylet: that is how Serve's settings reach its workers.
     """
     head = psutil.Process(processes.raylets()[0])
-    program = [sys.executable, "-m", "tests.chaos.node_process", processes.state.address, str(cpus)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            program,
-            env=head.environ(),
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield _wait_raylet_pid(process, log)
-    finally:
-        _end_node(process)
-
-
-def _wait_raylet_pid(process: subprocess.Popen[bytes], log: Path) -> int:
-    until_s = time.monotonic() + _NODE_START_S
-    while True:
-        output = log.read_text(errors="replace")
-        if (match := re.search(r"^UP (\d+)$", output, re.MULTILINE)) is not None:
-            return int(match[1])
-        assert process.poll() is None, f"the node ended:\n{output}"
-        assert time.monotonic() < until_s, f"the node did not start:\n{output}"
-        time.sleep(_POLL_S)
-
-
-def _end_node(process: subprocess.Popen[bytes]) -> None:
-    """End a node and all of its processes."""
-    processes = descendants(process.pid)
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(20)
-    _, survivors = psutil.wait_procs(processes, timeout=5)
-    for survivor in survivors:
-        with suppress(psutil.NoSuchProcess):
-            survivor.kill()
-    process.kill()
-    process.wait()
+    options = (processes.state.address, str(cpus))
+    with running_node(*options, log=log, environment=head.environ()) as raylet:
+        yield raylet
 
 
 def wait_until(predicate: Callable[[], bool], timeout_s: float) -> float:

@@ -10,12 +10,33 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
+from tests.fakes.processes import REPOSITORY, start_process, stop_process, wait_output
+
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _POLL_S = 0.2
+_START_S = 60.0
+_END_S = 20.0
+
+
+@contextmanager
+def running_node(
+    *options: str, log: Path, environment: Mapping[str, str], exec_prefix: tuple[str, ...] = ()
+) -> Iterator[int]:
+    """A node with these options of the command line; gives its raylet's process."""
+    command = (*exec_prefix, sys.executable, "-m", "tests.chaos.node_process", *options)
+    process = start_process(command, log, environment, folder=REPOSITORY)
+    try:
+        yield int(wait_output(r"^UP (\d+)$", process, log, timeout_s=_START_S)[1])
+    finally:
+        stop_process(process, within_s=_END_S)
 
 
 def main(options: argparse.Namespace) -> None:

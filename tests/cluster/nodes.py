@@ -9,28 +9,31 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
+from tests.chaos.node_process import running_node
 from tests.cluster.network import NetworkNode, network
-from tests.e2e.deployments import CONFIGS, Deployment, stop_process
-from tests.fakes.scaled_deadline import ScaledDeadline
+from tests.e2e.deployments import CONFIGS, SERVING, Deployment
+from tests.fakes.processes import (
+    REPOSITORY,
+    start_process,
+    stop_process,
+    wait_output,
+    wait_until_holds,
+)
 
 LABEL = "baton/node"
 _PORT = 8000
 _START_S = 60.0
 _SERVING_S = 400.0
-_POLL_S = 0.2
-_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +71,8 @@ def running_cluster(config: str, folder: Path, *, joining: tuple[str, ...]) -> I
         for name, value in addresses.items():
             options += ["--set", f"{name}={value}"]
         baton = (*head.exec_prefix, sys.executable, "-m", "baton.cli.main")
-        process = _start_process(
-            (*baton, "up", *options), log, dict(os.environ) | {"NO_COLOR": "1"}
+        process = start_process(
+            (*baton, "up", *options), log, os.environ | {"NO_COLOR": "1"}, folder=REPOSITORY
         )
         exit_stack.callback(stop_process, process)
         state = _cluster_state(process, log)
@@ -79,7 +82,7 @@ def running_cluster(config: str, folder: Path, *, joining: tuple[str, ...]) -> I
             nodes[name] = exit_stack.enter_context(
                 _join_node(network_nodes[name], state, environment, folder)
             )
-        _wait_until(lambda: "Ctrl-C ends it" in _text(log), process, log, timeout_s=_SERVING_S)
+        wait_output(SERVING, process, log, timeout_s=_SERVING_S)
         deployment = Deployment(
             url=f"http://{head.address}:{_PORT}",
             process=process,
@@ -97,57 +100,20 @@ def _join_node(
     log = folder / f"{network_node.name}.log"
     # Its sockets lie below, and a socket's path holds 107 bytes.
     temp_dir = tempfile.mkdtemp(prefix=f"bt-{network_node.name[:4]}-", dir="/tmp")
-    program = [sys.executable, "-m", "tests.chaos.node_process", state.address, "4"]
-    program += [
-        "--ip",
-        network_node.address,
-        "--label",
-        f"{LABEL}={network_node.name}",
-        "--temp-dir",
-        temp_dir,
-    ]
-    process = _start_process((*network_node.exec_prefix, *program), log, environment)
+    node_options = (
+        *("--ip", network_node.address, "--temp-dir", temp_dir),
+        *("--label", f"{LABEL}={network_node.name}"),
+    )
     try:
-        _wait_until(lambda: _raylet_pid(log) is not None, process, log, timeout_s=_START_S)
-        raylet = _raylet_pid(log)
-        assert raylet is not None
-        yield Node(network=network_node, raylet=raylet)
+        with running_node(
+            *(state.address, "4", *node_options),
+            log=log,
+            environment=environment,
+            exec_prefix=network_node.exec_prefix,
+        ) as raylet:
+            yield Node(network=network_node, raylet=raylet)
     finally:
-        stop_process(process)
         shutil.rmtree(temp_dir, ignore_errors=True)
-
-
-def _start_process(
-    command: tuple[str, ...], log: Path, environment: dict[str, str]
-) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            cwd=_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-
-
-def _text(log: Path) -> str:
-    return log.read_text(errors="replace")
-
-
-def _raylet_pid(log: Path) -> int | None:
-    match = re.search(r"^UP (\d+)$", _text(log), re.MULTILINE)
-    return None if match is None else int(match[1])
-
-
-def _wait_until(
-    predicate: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, *, timeout_s: float
-) -> None:
-    deadline = ScaledDeadline(timeout_s)
-    while not predicate():
-        assert process.poll() is None, f"it ended:\n{_text(log)}"
-        assert not deadline.is_expired(), f"not within {timeout_s:.0f} s:\n{_text(log)}"
-        time.sleep(_POLL_S)
 
 
 def _cluster_state(process: subprocess.Popen[bytes], log: Path) -> ClusterState:
@@ -160,13 +126,15 @@ def _cluster_state(process: subprocess.Popen[bytes], log: Path) -> ClusterState:
         ]
         return bool(states)
 
-    _wait_until(is_found, process, log, timeout_s=_START_S)
+    wait_until_holds(is_found, process, log, timeout_s=_START_S)
     return states[0]
 
 
 def _join_environment(baton: tuple[str, ...], name: str) -> dict[str, str]:
     """The environment of a machine that has none of the first one's, with what it is told."""
     command = (*baton, "join", "--label", f"{LABEL}={name}", "-o", "json")
-    process = subprocess.run(command, check=True, capture_output=True, timeout=_START_S, cwd=_ROOT)
+    process = subprocess.run(
+        command, check=True, capture_output=True, timeout=_START_S, cwd=REPOSITORY
+    )
     environment: dict[str, str] = json.loads(process.stdout)["environment"]
     return {name: value for name, value in os.environ.items() if "RAY" not in name} | environment

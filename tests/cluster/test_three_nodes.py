@@ -15,7 +15,7 @@ import pytest
 from tests.chaos import faults
 from tests.cluster.network import InterfaceBytes, unavailable_reason
 from tests.cluster.nodes import Cluster, running_cluster
-from tests.e2e.deployments import descendants
+from tests.fakes.processes import descendants
 
 pytestmark = [
     pytest.mark.real,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from baton.domain.errors import EngineStartFailed, OperatorError
@@ -27,11 +24,14 @@ from baton.serving.front.data_path import DataPath, choose_data_path
 from baton.serving.operator.attached import AttachedCluster
 from baton.serving.operator.control_socket import ControlClient
 from tests.fakes.free_ports import free_port
+from tests.fakes.processes import start_process, stop_process, wait_output
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _BATON = [sys.executable, "-m", "baton.cli.main"]
 MAX_TOKENS = 64
+SERVING = "Ctrl-C ends it"
+"""What `baton up` says as soon as it serves."""
 _START_S = 240.0
 POLL_S = 0.5
 """Between two questions of a test that waits."""
@@ -213,12 +213,9 @@ def running_deployment(config: str, folder: Path, **settings: object) -> Iterato
     for name, value in sets.items():
         options += ["--set", f"{name}={value}"]
     command = [*_BATON, "up", *options]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=_environment()
-        )
+    process = start_process(command, log, os.environ | {"NO_COLOR": "1"})
     try:
-        _await_serving(process, log, deadline=ScaledDeadline(_START_S))
+        wait_output(SERVING, process, log, timeout_s=_START_S)
         url = format_endpoint(
             "http", connectable_host(str(sets.get("server.host", "127.0.0.1"))), port
         )
@@ -226,50 +223,3 @@ def running_deployment(config: str, folder: Path, **settings: object) -> Iterato
     finally:
         survivors = stop_process(process)
         assert not survivors, f"processes were left behind: {survivors}"
-
-
-def _environment() -> Mapping[str, str]:
-    return os.environ | {"NO_COLOR": "1"}
-
-
-def _await_serving(process: subprocess.Popen[bytes], log: Path, deadline: ScaledDeadline) -> None:
-    while "Ctrl-C ends it" not in log.read_text(errors="replace"):
-        assert process.poll() is None, f"baton up ended:\n{log.read_text(errors='replace')}"
-        assert not deadline.is_expired(), f"not serving:\n{log.read_text(errors='replace')}"
-        time.sleep(0.2)
-
-
-def stop_process(
-    process: subprocess.Popen[bytes], *, within_s: float = 90.0
-) -> list[psutil.Process]:
-    """End a process of ours and all that it has started; returns those that had to be killed."""
-    processes = descendants(process.pid)
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(within_s)
-    survivors = find_alive(processes)
-    for survivor in survivors:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            survivor.kill()
-    process.kill()
-    process.wait()
-    return survivors
-
-
-def descendants(pid: int) -> list[psutil.Process]:
-    """Every process below this one, now."""
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def find_alive(processes: list[psutil.Process], timeout_s: float = 5.0) -> list[psutil.Process]:
-    """Those that still run after a moment; a zombie is not running."""
-    _, survivors = psutil.wait_procs(processes, timeout=timeout_s)
-    return [
-        survivor
-        for survivor in survivors
-        if survivor.is_running() and survivor.status() != psutil.STATUS_ZOMBIE
-    ]

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,17 @@ from types import MappingProxyType
 import psutil
 
 from baton.domain.names.addresses import is_loopback
-from tests.e2e.deployments import descendants, stop_process
 from tests.fakes.free_ports import free_port
-from tests.fakes.scaled_deadline import ScaledDeadline
+from tests.fakes.processes import (
+    REPOSITORY,
+    descendants,
+    start_process,
+    stop_process,
+    wait_output,
+)
 
 HEAD, WORKER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 _RAY = Path(sys.executable).with_name("ray")
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _UP_S = 90.0
 _FAKE_HEAD = "f" * 51 + "00000"
 """What the provider for tests calls the head. Source: Ray 2.60, `FAKE_HEAD_NODE_ID`."""
@@ -58,7 +61,7 @@ def two_nodes() -> Iterator[RayCluster]:
 @contextlib.contextmanager
 def three_nodes(*, gpus: int, path: Path) -> Iterator[RayCluster]:
     """A head and two workers that say to have GPUs, with a folder to import from."""
-    variables = {"PYTHONPATH": os.pathsep.join((str(path), str(_REPOSITORY)))}
+    variables = {"PYTHONPATH": os.pathsep.join((str(path), str(REPOSITORY)))}
     # Asked for CPUs, vLLM would look at no other platform; where no GPU is, baton asks for them.
     variables["VLLM_TARGET_DEVICE"] = "cuda"
     with _cluster(HEAD, "4", WORKER, THIRD, token=True, gpus=gpus, variables=variables) as cluster:
@@ -172,7 +175,7 @@ def _cluster(
             log = folder / f"{len(processes)}.log"
             process = _start_node((*words, "--num-gpus", str(gpus)), log, environment)
             exit_stack.callback(stop_process, process, within_s=30.0)
-            _await_runtime(process, log)
+            wait_output("Ray runtime started", process, log, timeout_s=_UP_S)
             processes.append(process)
         descendants_of_all = [
             descendant for process in processes for descendant in descendants(process.pid)
@@ -204,15 +207,4 @@ def _start_node(
     # Two nodes of one machine, and others beside them: no port that Ray would have by default.
     command += ["--min-worker-port", "0", "--max-worker-port", "0"]
     command += ["--dashboard-agent-listen-port", str(free_port())]
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment
-        )
-
-
-def _await_runtime(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = ScaledDeadline(_UP_S)
-    while "Ray runtime started" not in (output := log.read_text(errors="replace")):
-        assert process.poll() is None, f"ray start ended:\n{output}"
-        assert not deadline.is_expired(), f"no node yet:\n{output}"
-        time.sleep(0.2)
+    return start_process(command, log, environment)

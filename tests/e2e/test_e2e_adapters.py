@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from baton.runtime.keys.api_keys import mint
-from tests.e2e.deployments import Deployment, descendants, running_deployment
+from tests.e2e.deployments import Deployment, running_deployment
+from tests.fakes.processes import descendants
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 INGRESSES = 2

@@ -13,13 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import (
-    CONFIGS,
-    Deployment,
-    descendants,
-    running_deployment,
-    skip_without_rust,
-)
+from tests.e2e.deployments import CONFIGS, Deployment, running_deployment, skip_without_rust
+from tests.fakes.processes import descendants
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 INGRESSES = 2

@@ -21,8 +21,9 @@ import pytest
 
 from baton.engine.tiny_model import write_tiny_model
 from baton.serving.replica.engines import tiny_model_folder
-from tests.e2e.deployments import Deployment, descendants, find_alive, running_deployment
+from tests.e2e.deployments import Deployment, running_deployment
 from tests.fakes.otlp_receiver import OtlpReceiver, running_receiver, span_paths
+from tests.fakes.processes import descendants, find_alive, start_process
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,19 +41,14 @@ class PlainEngine:
         asked.write_text(json.dumps(prompts()))
         program = Path(__file__).parent / "programs" / "plain_vllm.py"
         model = write_tiny_model(tiny_model_folder())
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, program, model, str(MAX_TOKENS), asked, self.answered],
-                env=os.environ
-                | {
-                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                    "OMP_NUM_THREADS": "1",
-                    "HF_HUB_OFFLINE": "1",
-                    "VLLM_NO_USAGE_STATS": "1",
-                },
-                stdout=log,
-                stderr=log,
-            )
+        environment = {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        command = [sys.executable, program, model, str(MAX_TOKENS), asked, self.answered]
+        self.process = start_process(command, self.log, os.environ | environment)
 
     def wait(self) -> None:
         """Until it has answered: what is tested then has the machine for itself."""

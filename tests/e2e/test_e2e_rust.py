@@ -11,7 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import Deployment, descendants, running_deployment, skip_without_rust
+from tests.e2e.deployments import Deployment, running_deployment, skip_without_rust
+from tests.fakes.processes import descendants
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

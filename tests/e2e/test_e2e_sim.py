@@ -25,8 +25,9 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.deployments import MAX_TOKENS, Deployment, descendants, running_deployment
+from tests.e2e.deployments import MAX_TOKENS, Deployment, running_deployment
 from tests.fakes.free_ports import free_port
+from tests.fakes.processes import descendants
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOKENS = 300

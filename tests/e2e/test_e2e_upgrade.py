@@ -11,7 +11,8 @@ import pytest
 
 from baton.serving.versions import code_version, content_hash
 from tests.chaos.other_version import copy_version
-from tests.e2e.deployments import Deployment, descendants, running_deployment
+from tests.e2e.deployments import Deployment, running_deployment
+from tests.fakes.processes import descendants
 from tests.fakes.scaled_deadline import slowdown
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

@@ -12,10 +12,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import find_alive
 from tests.e2e.operators import Operator
 from tests.e2e.ray_nodes import RayCluster, three_nodes
 from tests.fakes.cpu_platform import register
+from tests.fakes.processes import find_alive
 from tests.fakes.scaled_deadline import ScaledDeadline, slowdown
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]

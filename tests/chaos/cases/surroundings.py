@@ -6,7 +6,6 @@ import asyncio
 import math
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -40,11 +39,13 @@ from tests.chaos.deployment_processes import (
 )
 from tests.chaos.faults import NotPossibleError
 from tests.fakes.free_ports import free_port
+from tests.fakes.processes import start_process, stop_process
 from tests.serving.scaled_fleet import FakeFleet, ScalingWorld, plan
 
 # -------------------------------------------------------------------- F9
 
 OUTAGE_S = 30.0
+_END_S = 5.0
 
 
 @case(
@@ -86,7 +87,7 @@ def gcs_restarted(folder: Path) -> Outcome:
             "gcs_server_port", up.state.address.rpartition(":")[2]
         )
         clients.run_for(OUTAGE_S)
-        stack.callback(_stop_process, killed.restart())
+        stack.callback(stop_process, killed.restart(), within_s=_END_S)
         back_s = time.monotonic()
         up.wait_complete(POOLS | {"decode": 3}, timeout_s=180)
         status = up.status()
@@ -117,8 +118,7 @@ def running_redis(folder: Path) -> Iterator[str]:
     if program is None:
         raise NotPossibleError("there is no redis-server: apt-get install redis-server")
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir"]
-    with (folder / "redis.log").open("wb") as output:
-        process = subprocess.Popen([*command, str(folder)], stdout=output, stderr=output)
+    process = start_process([*command, str(folder)], folder / "redis.log")
     try:
         until_s = time.monotonic() + 10
         while time.monotonic() < until_s:
@@ -126,15 +126,7 @@ def running_redis(folder: Path) -> Iterator[str]:
                 break
         yield f"127.0.0.1:{port}"
     finally:
-        _stop_process(process)
-
-
-def _stop_process(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(5)
-    process.kill()
-    process.wait()
+        stop_process(process, within_s=_END_S)
 
 
 # -------------------------------------------------------------------- F10
