@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Address = tuple[str, int]
@@ -114,7 +114,3 @@ def closing_request(key: str = "") -> bytes:
 def is_closing_response(answer: Response) -> bool:
     """Whether that is what `closing_request` is answered with."""
     return answer.status in {200, 503} and not answer.body
-
-
-Attack = Callable[[str], bytes]
-"""From a good key to what is sent."""

@@ -22,7 +22,6 @@ from baton.policy.prefix_cache.index import ReplicaIndexState
 from baton.runtime.link.options import LinkOptions
 from tests.engine.vllm_engines import VllmEngine, engine_settings, engine_with_peers, payload
 from tests.fakes.fleet_rig import Fleet
-from tests.fakes.scripted_engine import make_leg
 
 DEADLINE_S = 60.0
 """For anything awaited here that says nothing of its own: engines share few cores."""
@@ -65,13 +64,6 @@ class RealFleet:
     def computed_tokens(self, name: str) -> int:
         """Prompt tokens that a replica's engine says it has computed."""
         return self.engines[name].load().steps.prefill_tokens
-
-    async def check_computes(self, name: str) -> None:
-        """See an engine compute a prompt that no coordinator knows of."""
-        before = self.computed_tokens(name)
-        leg = make_leg("health", prompt=self.prompt(20), max_tokens=1, payload=payload())
-        assert await self.engines[name].submit(leg) is None
-        await self.wait_until(lambda: self.computed_tokens(name) == before + 20)
 
     # ------------------------------------------------------------------ requests
     def prompt(self, tokens: int) -> tuple[int, ...]:
