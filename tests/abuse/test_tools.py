@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
+from baton.config import load_config
+from baton.domain.value import evolve
+from baton.engine.vllm.gate.access import MAX_REQUEST_ID_CHARS
+from baton.engine.vllm.gate.limits import MAX_NAME_CHARS, bad_request_id
+from baton.engine.vllm.wire.identity import Caller, salt_name, scoped_salt, tenant_session_id
+from baton.runtime.link import codec, frames
+from baton.serving.ingress.auth import frontend_limits
+from tests.abuse import targets
 from tests.abuse.canaries import CanarySearch
+from tests.abuse.fuzz import Target, fuzz, mutate
 from tests.abuse.messages import messages
 from tests.abuse.raw import closing_request, parse_responses, request
 from tests.abuse.timing import compare, probe
+from tests.fakes.scripted_engine import make_leg
 
 
 def test_answers_are_told_apart_whatever_way_their_ends_are_said() -> None:
@@ -78,3 +90,107 @@ def test_a_canary_is_found_however_it_is_written() -> None:
     assert (len(found.hits), found.searched) == (5, 6)
     found.kinds["traces"] = 0
     assert found.empty_kinds == ["nothing of traces"]
+
+
+# -------------------------------------------------------------------- fuzzing
+
+
+def test_whatever_a_judge_raises_is_kept_with_what_makes_it_again() -> None:
+    def judge(number: int) -> str:
+        if number == 3:
+            raise KeyError("three")
+        return "even" if number % 2 == 0 else "odd"
+
+    target = Target(make=lambda rng: rng.randrange(5), check=judge)
+    found = fuzz(target, seconds=5, seed=1, inputs=200)
+    assert found.inputs == 200
+    assert found.failures == 200 - sum(found.outcomes.values()) > 10
+    assert set(found.outcomes) == {"even", "odd"}
+    number = int(found.first_failures[0].split()[1])
+    assert target.make(Random(f"1 {number}")) == 3
+    assert "KeyError: 'three'" in found.first_failures[0]
+
+
+def test_what_hangs_is_ended() -> None:
+    def judge(_made: int) -> str:
+        while True:
+            pass
+
+    target = Target(make=lambda _rng: 1, check=judge, timeout_s=0.02)
+    found = fuzz(target, seconds=5, seed=1, inputs=1)
+    assert found.failures == 1
+    assert "Hangs" in found.first_failures[0]
+
+
+def test_mutations_are_the_same_for_a_seed_and_mostly_change_something() -> None:
+    data = bytes(range(100))
+    made = [mutate(data, Random(seed)) for seed in range(50)]
+    assert made == [mutate(data, Random(seed)) for seed in range(50)]
+    assert sum(other != data for other in made) > 40
+
+
+def test_a_codec_that_lets_anything_out_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = targets.link(10)
+    assert fuzz(target, seconds=0.3, seed=2).failures == 0
+
+    def broken(parts: object) -> object:
+        raise ValueError("not one of ours")
+
+    monkeypatch.setattr("tests.abuse.targets._DECODERS", (broken,))
+    assert fuzz(target, seconds=5, seed=2, inputs=10).failures == 10
+
+
+def test_a_reader_of_events_that_minds_where_they_are_cut_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = targets.sse()
+    assert fuzz(target, seconds=0.2, seed=2).failures == 0
+    monkeypatch.setattr("tests.abuse.targets._read", lambda pieces: [len(pieces)])
+    assert fuzz(target, seconds=5, seed=2, inputs=10).failures > 5
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["link", "config", "sse"])
+def test_for_seconds_nothing_is_found(name: str) -> None:
+    found = fuzz(getattr(targets, name)(), seconds=5, seed=3)
+    assert found.first_failures == []
+    assert len(found.outcomes) >= 2
+
+
+# -------------------------------------------------------------------- bounds
+
+
+LONGEST_TENANT = "t" * 64
+
+
+def test_the_longest_name_that_a_client_gives_is_one_that_the_fleet_link_takes() -> None:
+    """A frame that a replica refuses ends the session, and with it the streams of everybody."""
+    assert bad_request_id("x" * MAX_NAME_CHARS) is None
+    assert bad_request_id("x" * (MAX_NAME_CHARS + 1)) is not None
+    # A child's index, vLLM's own eight letters, and the number of a resume.
+    name = "16383_" + "x" * MAX_NAME_CHARS + "-0123abcd" + "~1000000"
+    salt = salt_name(scoped_salt(LONGEST_TENANT, "s" * 1_000_000))
+    leg = evolve(make_leg(name), request_id=name, cache_salt=salt)
+    assert codec.decode_from_coordinator(codec.encode(frames.Submit(leg))) == frames.Submit(leg)
+    assert len("chatcmpl-") + MAX_REQUEST_ID_CHARS < MAX_NAME_CHARS
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "a\x00", "\u202e", "\ud800"])
+def test_a_name_is_printable(name: str) -> None:
+    assert bad_request_id(name) is not None
+
+
+def test_what_placement_remembers_of_a_session_is_short() -> None:
+    session = tenant_session_id(Caller(LONGEST_TENANT), "s" * 4_000_000)
+    assert session is not None
+    assert len(session) < 150
+
+
+def test_by_default_a_request_is_bounded_in_all_that_it_may_ask_for() -> None:
+    limits = frontend_limits(load_config(["configs/sim.yaml"]).config)
+    assert limits.default_output_tokens is not None
+    assert limits.too_many_answers(129) is not None
+    assert limits.too_many_answers(128) is None
+    assert limits.max_body_bytes <= 4 * 1024 * 1024
+    assert limits.max_body_s <= 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner, Result
 from baton.cli.backend import Backend
 from baton.cli.main import build_app
 from baton.cli.model.simulation import RequestArgs, SimulateArgs, run_study
+from tests.repo.project import code_blocks
 
 ROOT = Path(__file__).parents[2]
 SIM = str(ROOT / "configs" / "sim.yaml")
@@ -375,3 +377,27 @@ def test_a_scaling_policy_that_there_is_not_is_refused() -> None:
     result = simulate(*SMALL, "--autoscaler", "magic")
     assert result.exit_code == 2
     assert "autoscaler.policy" in result.stderr
+
+
+# -------------------------------------------------------------------- documents of simulations
+
+
+CHEAP = ("baton size ", "baton calibrate ", "baton simulate -c configs/sim.yaml ")
+
+
+def examples() -> list[str]:
+    blocks = [block for block in code_blocks("bash") if block.file == "docs/operations/simulate.md"]
+    return [block.text.strip() for block in blocks if block.text.startswith(CHEAP)]
+
+
+def test_there_are_examples() -> None:
+    assert len(examples()) >= 2
+
+
+@pytest.mark.parametrize("example", examples())
+def test_an_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    _, *arguments = shlex.split(example)
+    result = CliRunner().invoke(build_app(), arguments, obj=Backend(environ={}))
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout

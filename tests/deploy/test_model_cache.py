@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from baton.config.load import load_config
+from baton.config.load import LoadedConfig, load_config, load_text
+from baton.manifests.cluster_deployment import adapt_to_cluster, explicit_config_values
 from baton.manifests.export import Target
 from baton.manifests.settings import CannotExport
 from tests.deploy.test_rendered import config, export_of
@@ -143,3 +145,108 @@ def test_the_chart_says_the_same() -> None:
         for name, pod in zip(loaded.config.pools, pods()[2:], strict=True)
     }
     assert values["models"] == {"claim": "", "room": wanted}
+
+
+# -------------------------------------------------------------------- what pools inherit
+
+
+MODEL = "models: {m: {source: org/model, engine: {dtype: bfloat16, extra: {seed: 1}}}}"
+
+
+def loaded(tmp_path: Path, pool: str, *more: str) -> LoadedConfig:
+    path = tmp_path / "config.yaml"
+    lines = ["version: 1", MODEL, f"pools: {{decode: {{role: mixed, {pool}}}}}", *more]
+    path.write_text("\n".join(lines) + "\n")
+    return load_config([path])
+
+
+def engine_of(written: object) -> object:
+    found = json.loads(json.dumps(written))
+    return found["pools"]["decode"].get("engine")
+
+
+def test_a_pool_that_says_nothing_of_engines_is_exported_without_a_word_of_them(
+    tmp_path: Path,
+) -> None:
+    given = loaded(tmp_path, "env: {A: b}")
+    assert engine_of(explicit_config_values(given)) is None
+    assert engine_of(adapt_to_cluster(given).explicit_values) is None
+
+
+def test_a_change_of_the_models_options_reaches_pools_of_an_exported_file(tmp_path: Path) -> None:
+    written = json.loads(
+        json.dumps(explicit_config_values(loaded(tmp_path, "engine: {max_num_seqs: 8}")))
+    )
+    written["models"]["m"]["engine"] = {"dtype": "float16", "extra": {"seed": 2}}
+    pool = load_text(json.dumps(written)).pools["decode"].engine
+    assert (pool.dtype, pool.extra, pool.max_num_seqs) == ("float16", {"seed": 2}, 8)
+
+
+def test_what_a_pool_says_itself_is_kept_even_where_its_model_says_the_same(
+    tmp_path: Path,
+) -> None:
+    given = loaded(tmp_path, "engine: {dtype: bfloat16, extra: {swap_space: 2}}")
+    wanted = {"dtype": "bfloat16", "extra": {"swap_space": 2}}
+    assert engine_of(explicit_config_values(given)) == wanted
+
+
+@pytest.mark.parametrize("more", [(), ("tenants: {a: {}}",)])
+def test_the_exported_file_means_what_the_given_one_does(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    given = loaded(tmp_path, "engine: {max_num_seqs: 8}", *more)
+    written = explicit_config_values(given)
+    assert load_text(json.dumps(written)) == given.config
+    assert engine_of(written) == {"max_num_seqs": 8}
+
+
+# -------------------------------------------------------------------- limits of pods
+
+
+PODS = (Target.KUBERAY, Target.HELM, Target.KUSTOMIZE)
+
+
+@pytest.mark.parametrize("target", PODS)
+@pytest.mark.parametrize(
+    ("more", "by"),
+    [
+        ("server: {port: 8080}", "server.port is 8080, on which Ray's metrics"),
+        ("server: {port: 21100}", "server.port is 21100, on which Ray Serve's front"),
+        ("server: {port: 52365}", "server.port is 52365, on which Ray's agent"),
+        (
+            "observability: {metrics: {port: 8265}}",
+            "observability.metrics.port is 8265, on which Ray's dashboard",
+        ),
+    ],
+)
+def test_a_port_on_which_another_listens_in_the_pod_is_refused(
+    tmp_path: Path, target: Target, more: str, by: str
+) -> None:
+    with pytest.raises(CannotExport, match=by):
+        export_of(config(tmp_path, more), target)
+
+
+def test_the_port_of_metrics_that_nobody_serves_is_in_nobodys_way(tmp_path: Path) -> None:
+    seen = "metrics: {enabled: false, port: 8265}, console: {enabled: false}"
+    assert export_of(config(tmp_path, f"observability: {{{seen}}}"))
+
+
+@pytest.mark.parametrize("target", [Target.RAY, Target.SYSTEMD])
+def test_a_port_that_only_pods_need_is_free_elsewhere(tmp_path: Path, target: Target) -> None:
+    resources = "pools.decode.resources.accelerator=H100"
+    assert export_of(config(tmp_path, "server: {port: 8080}"), target, sets=[resources])
+
+
+@pytest.mark.parametrize("target", PODS)
+@pytest.mark.parametrize("path", ["pools.decode.env", "transfer.env"])
+def test_a_variable_that_is_read_from_a_file_is_refused(
+    tmp_path: Path, target: Target, path: str
+) -> None:
+    said = f"{path}.TOKEN={{file: /srv/secret}}"
+    with pytest.raises(CannotExport, match=rf"{path}\.TOKEN is read from the file /srv/secret"):
+        export_of(config(tmp_path), target, sets=[said])
+
+
+def test_a_variable_that_is_read_from_another_variable_is_kept(tmp_path: Path) -> None:
+    said = "pools.decode.env.TOKEN={env: MY_TOKEN}"
+    assert "env: MY_TOKEN" in export_of(config(tmp_path), sets=[said])["rayservice.yaml"]

@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from baton.engine.vllm.gate import limits as frontend_limits
+from baton.engine.vllm.gate.errors import (
+    INTERNAL,
+    describe_field_errors,
+    problem_from_vllm,
+    sanitize,
+    strip_class_names,
+)
+from baton.engine.vllm.gate.http import MAX_HEAD_BYTES, MAX_HEADERS, check_head
 from baton.engine.vllm.gate.limits import DEFAULT_MAX_MESSAGES, FrontendLimits, too_many_bad_words
 
 CHAT = "/v1/chat/completions"
@@ -193,3 +202,186 @@ def test_a_limit_of_nothing_is_a_mistake(name: str) -> None:
     nothing: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=name):
         FrontendLimits(**nothing)
+
+
+# -------------------------------------------------------------------- texts of errors
+
+
+class Part(BaseModel):
+    text: str
+
+
+class Body(BaseModel):
+    messages: list[Part]
+    stop: list[str] | str = ""
+
+
+def text_of(**body: object) -> str:
+    with pytest.raises(ValidationError) as refused:
+        Body.model_validate(body)
+    return str(refused.value)
+
+
+def test_pydantics_text_becomes_a_sentence_about_fields() -> None:
+    assert sanitize(text_of()) == "'messages' is required"
+    assert sanitize(text_of(messages=[{"text": 5}])) == "'messages.0.text' should be a valid string"
+    said = sanitize(text_of(messages=[], stop=5))
+    assert said == "'stop' should be a valid list; 'stop' should be a valid string"
+    assert sanitize(f"Invalid request: {why(messages=3)}") == "'messages' should be a valid list"
+
+
+def test_other_texts_stay_as_they_are() -> None:
+    for text in (
+        "no such model",
+        "2 validation errors",
+        "it's 5 for 3\n  indented",
+        "GET /v1/models lists those that do",
+        "a regex: /home|/usr/",
+    ):
+        assert sanitize(text) == text
+
+
+def test_files_of_the_server_and_addresses_are_not_told() -> None:
+    for text in (
+        "cannot read /home/me/models/config.json",
+        'File "/var/x/vllm/a.py", line 5, in f',
+        "boom in /app/baton/x.py",
+        "<object at 0x7f3a>",
+    ):
+        said = sanitize(text)
+        assert "/" not in said
+        assert ".py" not in said
+        assert "0x" not in said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ({"loc": ("body", "messages"), "msg": "Field required"}, "'messages' is required"),
+        ({"loc": ("body",), "msg": "Field required"}, "the body is required"),
+        (
+            {"loc": ("body", "messages", 0, "ChatParam"), "msg": "Input should be a list"},
+            "'messages.0' should be a list",
+        ),
+        (
+            {"loc": ("body", "function-wrap[f()]", "n"), "msg": "Value error, n is too large"},
+            "'n': n is too large",
+        ),
+        (
+            {"loc": ("body", 3), "type": "json_invalid", "ctx": {"error": "Expecting value"}},
+            "the body is not valid JSON: expecting value",
+        ),
+        ("Unsupported Media Type: Only JSON", "Unsupported Media Type: Only JSON"),
+        ({}, "the body: is not valid"),
+    ],
+)
+def test_an_error_of_a_framework_names_the_field(error: object, said: str) -> None:
+    assert describe_field_errors([error]) == said
+
+
+def test_many_errors_are_not_all_told_and_none_twice() -> None:
+    errors = [{"loc": ("body", "input", n), "msg": "Field required"} for n in range(12_000)]
+    said = describe_field_errors(errors * 2)
+    assert said.endswith("; and 11990 more")
+    assert len(said) < 1000
+
+
+def test_a_location_names_no_classes() -> None:
+    assert strip_class_names("body.messages.0.ChatCompletionParam.text") == "body.messages.0.text"
+
+
+def test_what_was_raised_in_a_server_is_not_told() -> None:
+    body = b'{"error": {"message": "KeyError: /usr/lib/x.py", "code": 500}}'
+    assert problem_from_vllm(500, body) == INTERNAL
+
+
+# -------------------------------------------------------------------- heads of requests
+
+
+Headers = list[tuple[bytes, bytes]]
+HOST = (b"host", b"front.example:8000")
+
+
+def refusal_of(headers: Headers, *, version: str = "1.1") -> str | None:
+    problem = check_head({"headers": headers, "http_version": version})
+    if problem is None:
+        return None
+    assert problem.status in {400, 431, 505}
+    assert (b"connection", b"close") in problem.headers()
+    return problem.message
+
+
+@pytest.mark.parametrize(
+    "host", [b"a", b"a.b-c_d", b"127.0.0.1", b"127.0.0.1:8000", b"[::1]", b"[fe80::1]:80", b" a "]
+)
+def test_one_host_is_right(host: bytes) -> None:
+    assert refusal_of([(b"Host", host)]) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [b"", b"a b", b"a,b", b"a/b", b"u@a", b"a:", b"a:b", b"a:123456", b"\xff", b"[::1", b"a\x00"],
+)
+def test_what_names_no_host_is_refused(host: bytes) -> None:
+    assert refusal_of([(b"host", host)]) is not None
+
+
+def test_a_host_is_named_once() -> None:
+    assert refusal_of([HOST, (b"HOST", HOST[1])]) == "2 Host header fields, expected one"
+    assert refusal_of([HOST, (b"host", b"other")]) is not None
+    assert refusal_of([]) == "no Host header field, expected one"
+    assert refusal_of([], version="1.0") is None
+    assert refusal_of([HOST, HOST], version="1.0") is not None
+
+
+@pytest.mark.parametrize(
+    ("headers", "refused"),
+    [
+        ([(b"content-length", b"0")], None),
+        ([(b"content-length", b"17")], None),
+        ([(b"transfer-encoding", b"chunked")], None),
+        ([(b"Transfer-Encoding", b"Chunked")], None),
+        ([(b"content-length", b"5"), (b"transfer-encoding", b"chunked")], "both Content-Length"),
+        ([(b"Content-Length", b"5"), (b"content-length", b"5")], "2 Content-Length"),
+        ([(b"content-length", b"5"), (b"content-length", b"6")], "2 Content-Length"),
+        *(
+            ([(b"content-length", value)], "no number")
+            for value in (b"", b"+5", b"-5", b"5, 5", b"0x5", b"5 5", b"1e3", b"\xb2", b"9" * 19)
+        ),
+        *(
+            ([(b"transfer-encoding", value)], "not 'chunked'")
+            for value in (
+                b"identity",
+                b"gzip, chunked",
+                b"chunked, chunked",
+                b"xchunked",
+                b"",
+                b"\xff",
+            )
+        ),
+        ([(b"transfer-encoding", b"chunked")] * 2, "not 'chunked'"),
+    ],
+)
+def test_where_a_body_ends_is_said_in_one_way(headers: Headers, refused: str | None) -> None:
+    said = refusal_of([HOST, *headers])
+    assert said is None if refused is None else refused in (said or "")
+
+
+@pytest.mark.parametrize("version", ["0.9", "2.0", "9.9", ""])
+def test_a_version_that_nobody_speaks_is_refused(version: str) -> None:
+    assert refusal_of([HOST], version=version) is not None
+    assert refusal_of([HOST], version="1.0") is refusal_of([HOST], version="2") is None
+
+
+@pytest.mark.parametrize("value", [b"a\x00b", b"a\nb", b"a\rb", b"\x1b[31m", b"\x7f"])
+def test_no_header_has_a_control_character(value: bytes) -> None:
+    assert refusal_of([HOST, (b"x-any", value)]) == "a header field has a control character in it"
+    assert refusal_of([HOST, (b"x-any", b"a\tb \xc3\xa9")]) is None
+
+
+def test_a_head_has_a_size() -> None:
+    room = MAX_HEAD_BYTES - len(HOST[0] + HOST[1]) - 1
+    assert refusal_of([HOST, (b"x", b"v" * room)]) is None
+    assert refusal_of([HOST, (b"x", b"v" * (room + 1))]) is not None
+    assert refusal_of([HOST] + [(b"x", b"")] * (MAX_HEADERS - 1)) is None
+    assert refusal_of([HOST] + [(b"x", b"")] * MAX_HEADERS) is not None

@@ -21,9 +21,19 @@ from baton.domain.commands import Delivery
 from baton.domain.errors import EngineFailed, EngineStartFailed, LinkFailed
 from baton.domain.handoff import CacheUse
 from baton.domain.request import FinishReason, Request
-from baton.engine.vllm.frontend.rust_arguments import SUPPORTED_ROUTES
-from baton.engine.vllm.frontend.rust_frontend import PATH_VARIABLE, RustFrontend, find_rust_frontend
-from baton.engine.vllm.frontend.settings import FrontendHooks, FrontendSettings
+from baton.engine.vllm.frontend.rust_arguments import (
+    SUPPORTED_ROUTES,
+    build_rust_arguments,
+    unsupported_settings,
+)
+from baton.engine.vllm.frontend.rust_frontend import (
+    PATH_VARIABLE,
+    PROGRAM,
+    RustFrontend,
+    check_version,
+    find_rust_frontend,
+)
+from baton.engine.vllm.frontend.settings import FrontendHooks, FrontendSettings, RequestCapabilities
 from baton.engine.vllm.gate.limits import FrontendLimits
 from tests.fakes import rust_program
 from tests.fakes.frontends import engine_request, fleet_facts, open_hooks
@@ -450,3 +460,128 @@ async def test_what_it_writes_names_no_prompt(real: Real) -> None:
     await asked
     assert real.rust._process is not None
     assert "SECRETWORD" not in real.rust._process.tail()
+
+
+# -------------------------------------------------------------------- the program
+
+
+def program(folder: Path, says: str = "vllm-rs 0.33.0") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / PROGRAM
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o700)
+    return path
+
+
+def test_the_variable_goes_before_the_package(tmp_path: Path) -> None:
+    said, package = program(tmp_path / "said"), program(tmp_path / "vllm").parent
+    assert find_rust_frontend({PATH_VARIABLE: str(said)}, package=package) == said
+
+
+@pytest.mark.parametrize("said", ["", "auto", "1", "True"])
+def test_the_package_goes_before_the_path(tmp_path: Path, said: str) -> None:
+    package, other = program(tmp_path / "vllm"), program(tmp_path / "bin")
+    environ = {PATH_VARIABLE: said, "PATH": str(other.parent)}
+    assert find_rust_frontend(environ, package=package.parent) == package
+
+
+def test_the_path_comes_last(tmp_path: Path) -> None:
+    found = program(tmp_path / "bin")
+    assert find_rust_frontend({"PATH": str(found.parent)}, package=tmp_path / "vllm") == found
+
+
+def test_a_variable_that_names_no_program_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    package = program(tmp_path / "vllm").parent
+    with pytest.raises(EngineStartFailed, match="expected the path of an executable vllm-rs"):
+        find_rust_frontend({PATH_VARIABLE: str(tmp_path / "none")}, package=package)
+
+
+def test_what_cannot_be_executed_is_not_it(tmp_path: Path) -> None:
+    program(tmp_path / "vllm").chmod(0o600)
+    with pytest.raises(EngineStartFailed, match="nor on the PATH") as failed:
+        find_rust_frontend({"PATH": ""}, package=tmp_path / "vllm")
+    assert "vllm 0.33" in str(failed.value)
+
+
+def test_a_version_that_was_tried_is_taken(tmp_path: Path) -> None:
+    assert check_version(program(tmp_path)) == "0.33.0"
+
+
+@pytest.mark.parametrize("says", ["vllm-rs 0.34.1", "something else", ""])
+def test_a_version_that_nobody_has_tried_is_refused(tmp_path: Path, says: str) -> None:
+    with pytest.raises(EngineStartFailed, match=r"of a version 0\.33\."):
+        check_version(program(tmp_path, says))
+
+
+def test_what_does_not_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(EngineStartFailed, match="does not run"):
+        check_version(tmp_path / "none")
+
+
+# -------------------------------------------------------------------- its arguments
+
+
+def frontend_settings(**changes: object) -> FrontendSettings:
+    fields: dict[str, object] = {
+        "model": "/models/m",
+        "served_model_name": "m",
+        "routes": tuple(sorted(SUPPORTED_ROUTES)),
+    }
+    return FrontendSettings(**(fields | changes))  # type: ignore[arg-type]  # tests know the names
+
+
+def told(**changes: object) -> dict[str, object]:
+    document: dict[str, object] = json.loads(
+        build_rust_arguments(frontend_settings(**changes), max_len_tokens=512)
+    )
+    return document
+
+
+def test_the_model_its_name_and_its_context_are_told() -> None:
+    found = told()
+    assert (found["model"], found["model_tag"]) == ("/models/m", "/models/m")
+    assert (found["served_model_name"], found["max_model_len"]) == (["m"], 512)
+
+
+def test_media_are_closed_whatever_is_configured() -> None:
+    assert told()["language_model_only"] is True
+    assert told(extra={"stream-interval": 4})["language_model_only"] is True
+
+
+def test_raw_arguments_lose_their_dashes_and_never_replace_ours() -> None:
+    found = told(extra={"tool-call-parser": "hermes", "stream_interval": 4})
+    assert (found["tool_call_parser"], found["stream_interval"]) == ("hermes", 4)
+
+
+def test_adapters_are_told_with_their_paths() -> None:
+    found = told(adapters={"ada": "/adapters/ada"})
+    assert found["enable_lora"] is True
+    assert found["lora_modules"] == [{"name": "ada", "path": "/adapters/ada"}]
+    assert "lora_modules" not in told()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"routes": ("chat", "messages", "responses")}, "has no messages, responses"),
+        ({"limits": FrontendLimits(max_messages=8)}, "admission.max_messages"),
+        (
+            {"capabilities": RequestCapabilities(media_domains=("a.example",))},
+            "server.allow.media_domains",
+        ),
+        ({"capabilities": RequestCapabilities(prompt_embeds=True)}, "server.allow.prompt_embeds"),
+        ({"extra": {"api-key": "k", "host": "h"}}, "pass over api_key, host"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(EngineStartFailed, match=said):
+        told(**changes)
+
+
+def test_all_that_cannot_be_had_is_said_at_once() -> None:
+    problems = unsupported_settings(routes=("responses",), max_messages=8, prompt_embeds=True)
+    assert list(problems) == [
+        "server.routes",
+        "admission.max_messages",
+        "server.allow.prompt_embeds",
+    ]

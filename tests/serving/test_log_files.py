@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from baton.serving.cluster.failed_start_logs import archive_logs, failures_folder, last_error
 from baton.serving.operator.log_files import (
     LogFiles,
     LogLine,
@@ -17,6 +21,7 @@ from baton.serving.operator.log_files import (
     last_lines,
     parse_line,
 )
+from baton.serving.operator.node_logs import LogBatch, NodeLogs, NodeReader, ReadFailure
 from baton.telemetry.logs import LogFormat, configure_logs, log_event
 
 ALL = LogQuery(tail_lines=None)
@@ -267,3 +272,178 @@ def test_many_lines_stay_in_order(session: Session) -> None:
         session.write("ingress" if second % 2 else "decode", 2 - second % 2, event(second, "n"))
     times = [line.timestamp for line in session.files.read(ALL)]
     assert all(name <= other for name, other in pairwise(times))
+
+
+# -------------------------------------------------------------------- logs of nodes
+
+
+def line(second: int, event: str) -> LogLine:
+    at = f"2026-11-22T07:41:{second:02}.000+00:00"
+    return LogLine(timestamp=at, level="info", event=event, fields={}, source="s", text=event)
+
+
+def batch(folder: int, *lines: LogLine) -> LogBatch:
+    return LogBatch(folder=("machine", 1, folder), lines=lines)
+
+
+@dataclass
+class Scripted:
+    """Nodes that answer what was written down for them, round by round."""
+
+    rounds: list[Mapping[str, LogBatch | ReadFailure]]
+    asked: list[list[str]] = field(default_factory=list)
+
+    def nodes(self) -> Mapping[str, str]:
+        return {node: f"10.0.0.{node}" for node in self.rounds[0]}
+
+    def read(self, nodes: Iterable[str], query: LogQuery) -> Mapping[str, LogBatch | ReadFailure]:
+        self.asked.append(list(nodes))
+        answers = self.rounds.pop(0)
+        return {node: answers[node] for node in self.asked[-1]}
+
+
+def test_lines_of_all_nodes_come_in_the_order_of_their_time_with_the_node() -> None:
+    scripted = Scripted([{"1": batch(1, line(1, "a"), line(5, "c")), "2": batch(2, line(3, "b"))}])
+    found = NodeLogs(scripted, print).read(ALL)
+    assert [(other.event, other.node) for other in found] == [
+        ("a", "10.0.0.1"),
+        ("b", "10.0.0.2"),
+        ("c", "10.0.0.1"),
+    ]
+    assert found[0].to_dict()["node"] == "10.0.0.1"
+
+
+def test_nodes_that_share_a_folder_are_read_once() -> None:
+    both = {"1": batch(7, line(1, "a")), "2": batch(7, line(1, "a"))}
+    scripted = Scripted([both, both])
+    logs = NodeLogs(scripted, print)
+    (found,) = logs.read(ALL)
+    assert found.node == "10.0.0.1 or 10.0.0.2"
+    logs.read(ALL)
+    assert scripted.asked == [["1", "2"], ["1"]]
+
+
+def test_a_node_that_shared_a_folder_is_read_when_the_one_that_was_asked_is_gone() -> None:
+    both = {"1": batch(7, line(1, "a")), "2": batch(7, line(1, "a"))}
+    scripted = Scripted([both, {"2": batch(7, line(2, "b"))}])
+    logs = NodeLogs(scripted, print)
+    logs.read(ALL)
+    (found,) = logs.read(ALL)
+    assert (found.event, found.node) == ("b", "10.0.0.2")
+
+
+def test_a_node_that_does_not_answer_is_said_once_until_it_does() -> None:
+    silent: Mapping[str, LogBatch | ReadFailure] = {
+        "1": batch(1),
+        "2": ReadFailure(why="no answer within 20 s"),
+    }
+    scripted = Scripted([silent, silent, {"1": batch(1), "2": batch(2, line(1, "a"))}, silent])
+    told: list[str] = []
+    logs = NodeLogs(scripted, told.append)
+    assert [logs.read(ALL) for _ in range(2)] == [[], []]
+    assert told == ["node 10.0.0.2: no answer within 20 s; its lines are missing"]
+    assert [other.event for other in logs.read(ALL)] == ["a"]
+    logs.read(ALL)
+    assert told == [told[0]] * 2
+
+
+def _written(folder: Path, events: int, width: int = 1) -> NodeReader:
+    path = folder / "worker-0001-01000000-1.err"
+    head = ":job_id:01000000\n:actor_name:ServeReplica:baton:decode\n"
+    at = "2026-11-22T07:41:00.000+00:00"
+    text = "".join(f"{at} INFO     e{index} said={'x' * width}\n" for index in range(events))
+    path.write_text(head + text)
+    return NodeReader(folder)
+
+
+def test_a_node_gives_no_more_than_is_wanted_of_it_and_then_what_is_new(tmp_path: Path) -> None:
+    reader = _written(tmp_path, 9)
+    first = reader.read(LogQuery(tail_lines=2))
+    assert [other.event for other in first.lines] == ["e7", "e8"]
+    assert first.omitted_lines == 0
+    assert reader.read(LogQuery(tail_lines=2)) == LogBatch(folder=first.folder, lines=())
+
+
+def test_an_answer_holds_the_newest_that_there_is_room_for(tmp_path: Path) -> None:
+    reader = _written(tmp_path, 6, width=1024 * 1024)
+    found = reader.read(ALL)
+    assert [other.event for other in found.lines] == ["e3", "e4", "e5"]
+    assert found.omitted_lines == 3
+    told: list[str] = []
+    NodeLogs(Scripted([{"1": found}]), told.append).read(ALL)
+    assert "node 10.0.0.1: 3 older lines are left out" in told[0]
+
+
+# -------------------------------------------------------------------- logs that are kept
+
+
+TRACE = """Traceback (most recent call last):
+  File "engine.py", line 9, in start
+    raise ValueError("current platform cpu does not support ray")
+ValueError: current platform cpu does not support ray
+"""
+
+
+def kept_session(run_dir: Path, **files: str) -> Path:
+    """A run directory as `LocalCluster` has it, with logs below."""
+    logs = run_dir / "r" / "session_1" / "logs"
+    (logs / "serve").mkdir(parents=True)
+    (run_dir / "r" / "session_latest").symlink_to("session_1")
+    (run_dir / "session_latest").symlink_to("r/session_latest")
+    for name, text in files.items():
+        (logs / name.replace("__", "/")).with_suffix(".log").write_text(text)
+    return logs
+
+
+def test_logs_outlive_the_folder_that_they_were_in(tmp_path: Path) -> None:
+    run_dir, folder = tmp_path / "baton-a", tmp_path / "failed"
+    folder.mkdir()
+    kept_session(run_dir, serve__replica_x=TRACE)
+    kept = archive_logs(run_dir, folder)
+    assert kept == folder / "baton-a"
+    assert (kept / "serve" / "replica_x.log").read_text() == TRACE
+    assert last_error(kept) == "ValueError: current platform cpu does not support ray"
+
+
+def test_a_start_that_logged_nothing_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "failed").mkdir()
+    (tmp_path / "baton-a").mkdir()
+    assert archive_logs(tmp_path / "baton-a", tmp_path / "failed") is None
+    assert not list((tmp_path / "failed").iterdir())
+
+
+def test_the_last_five_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "failed"
+    folder.mkdir()
+    for number in range(7):
+        run_dir = tmp_path / f"baton-{number}"
+        kept_session(run_dir, serve__replica_x=TRACE)
+        kept = archive_logs(run_dir, folder)
+        assert kept is not None
+        os.utime(kept, (number, number))
+    left = {path.name for path in folder.iterdir()}
+    assert left >= {f"baton-{number}" for number in range(3, 7)}
+    assert len(left) == 5
+
+
+def test_what_a_replica_said_counts_before_what_ray_says_of_it(tmp_path: Path) -> None:
+    logs = kept_session(
+        tmp_path / "baton-a",
+        serve__replica_x="RuntimeError: a worker died\n",
+        serve__controller_1="ActorDiedError: The actor died unexpectedly\n",
+    )
+    assert last_error(logs) == "RuntimeError: a worker died"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "all is well\n", "asyncio.exceptions.CancelledError: closing\n"]
+)
+def test_where_nobody_complained_nothing_is_said(tmp_path: Path, text: str) -> None:
+    assert last_error(kept_session(tmp_path / "baton-a", serve__replica_x=text)) == ""
+
+
+def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = failures_folder()
+    assert folder == tmp_path / "baton" / "failed"
+    assert folder.stat().st_mode & 0o077 == 0

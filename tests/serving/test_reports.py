@@ -24,6 +24,7 @@ from baton.serving.shared.reports import (
     route_report,
     timing_report,
 )
+from tests.chaos.cases.surroundings import corrupted_reports, paused_while
 from tests.fakes.facts import replica_facts
 from tests.fakes.timings import placement_context
 
@@ -174,3 +175,21 @@ def test_a_request_is_explained_by_every_ingress_that_knows_it() -> None:
 def test_a_request_that_no_ingress_knows_is_an_error_that_names_it() -> None:
     with pytest.raises(UnknownRequest, match="no request 'r-1'"):
         route_report("r-1", [[], []])
+
+
+# -------------------------------------------------------------------- reports that cannot be read
+
+
+SOME = (
+    "absent",
+    "stale",
+    "demand.requests nan",
+    "pool.kv_used_fraction inf",
+    "queued -1",
+    "at_s nan",
+)
+
+
+@pytest.mark.parametrize("way", SOME)
+async def test_the_loop_holds_while_a_report_is_spoilt_and_goes_on_after_it(way: str) -> None:
+    assert await paused_while(corrupted_reports()[way]) == (True, True)

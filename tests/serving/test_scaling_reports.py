@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.cli.explain.explain_scale import report_lines
+from baton.config import load_config
 from baton.control.autoscaling.autoscaler import Override
 from baton.control.autoscaling.observer import Observer
 from baton.domain.demand import CoordinatorReport, DemandTotals, Tally
+from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.policy.scaling.actions import (
@@ -18,7 +25,14 @@ from baton.policy.scaling.actions import (
 )
 from baton.policy.scaling.desired import ScalingReason
 from baton.policy.scaling.observation import Observation, PoolObservation
+from baton.runtime.ports import Clock
+from baton.serving.controller.serve_fleet import (
+    ClusterControllerStore,
+    decode_overrides,
+    encode_overrides,
+)
 from baton.serving.ray.serve_control import DeploymentState
+from baton.serving.scaling.plan import ScalingPlan, observer_options, scaling_plan
 from baton.serving.scaling.reports import (
     class_rows,
     demand_row,
@@ -26,6 +40,7 @@ from baton.serving.scaling.reports import (
     pool_rows,
     tick_rows,
 )
+from tests.serving.scaled_fleet import Clock as OwnClock
 
 
 def decision(pool: str = "decode", have: int = 2, want: int = 2) -> ScalingDecision:
@@ -161,3 +176,153 @@ def test_a_tick_that_held_says_why() -> None:
 
 def test_a_loop_that_has_not_ticked_says_so() -> None:
     assert lines() == ["autoscaler: slo", "no tick yet"]
+
+
+# -------------------------------------------------------------------- the plan
+
+
+SIM = Path(__file__).parents[2] / "configs" / "sim.yaml"
+
+
+def plan(*sets: str) -> ScalingPlan:
+    return scaling_plan(load_config([SIM], env={}, sets=sets).config)
+
+
+@pytest.mark.parametrize(
+    ("sets", "automatic", "text"),
+    [
+        ((), False, "none is configured, pools are scaled by hand only"),
+        (("autoscaler.policy=static",), False, "static, pools are scaled by hand only"),
+        (("autoscaler.policy=slo",), True, "slo"),
+        (("autoscaler.policy=slo", "autoscaler.dry_run=true"), True, "slo, dry run"),
+    ],
+)
+def test_only_a_configured_autoscaler_that_is_not_static_scales(
+    sets: tuple[str, ...], *, automatic: bool, text: str
+) -> None:
+    found = plan(*sets)
+    assert (found.is_automatic, found.description) == (automatic, text)
+
+
+def test_what_nobody_scales_is_wanted_as_it_is() -> None:
+    pool = PoolObservation(name="decode", role=Role.DECODE, decode=5, starting=1)
+    seen = Observation(at_s=0.0, window_s=1.0, pools={"decode": pool})
+    assert plan().policy().desired(seen)["decode"].replicas == 6
+
+
+def test_a_policy_of_the_users_own_that_is_not_there_is_said() -> None:
+    with pytest.raises(ConfigInvalid, match="no_such_module"):
+        plan("autoscaler.policy=no_such_module:make").policy()
+
+
+def test_a_pool_is_seen_as_serve_has_it_in_the_role_that_it_is_configured_for() -> None:
+    sets = ("pools.prefill.parallel.tp=2", "pools.prefill.resources.gpus=2")
+    config = load_config([SIM.with_name("gpu-example.yaml")], env={}, sets=sets).config
+    state = DeploymentState(name="prefill", target=3, running=2, starting=1, stopping=1)
+    seen = scaling_plan(config).pool_state(state)
+    assert (seen.role, seen.gpus_per_replica) == (Role.PREFILL, 2.0)
+    assert (seen.running, seen.starting, seen.draining) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(("interval", "window_s"), [("2s", 30.0), ("10s", 150.0), ("100ms", 5.0)])
+def test_who_ticks_faster_takes_rates_over_less_time(interval: str, window_s: float) -> None:
+    options = observer_options(plan("autoscaler.policy=slo", f"autoscaler.interval={interval}"))
+    assert options.window_s == pytest.approx(window_s)
+
+
+# -------------------------------------------------------------------- overrides of operators
+
+
+_OVERRIDE = st.builds(
+    Override,
+    replicas=st.integers(min_value=0, max_value=100),
+    until_s=st.none() | st.floats(min_value=0, max_value=1e6),
+)
+
+
+@given(
+    overrides=st.dictionaries(st.text(max_size=5), _OVERRIDE, max_size=3),
+    now_s=st.floats(min_value=0, max_value=1e6),
+    other_s=st.floats(min_value=0, max_value=1e6),
+)
+def test_an_override_ends_at_the_same_moment_by_another_clock(
+    overrides: dict[str, Override], now_s: float, other_s: float
+) -> None:
+    wall_s = 1.7e9
+    kept = encode_overrides(overrides, now_s=now_s, wall_s=wall_s)
+    read = decode_overrides(kept, now_s=other_s, wall_s=wall_s + 10.0)
+    assert read.keys() == overrides.keys()
+    for pool, override in overrides.items():
+        assert read[pool].replicas == override.replicas
+        if override.until_s is None:
+            assert read[pool].until_s is None
+        else:
+            remaining_s = (read[pool].until_s or 0.0) - other_s
+            assert remaining_s == pytest.approx(override.until_s - now_s - 10.0, abs=1e-3)
+
+
+def test_nothing_kept_is_nothing_said() -> None:
+    assert decode_overrides(None, now_s=1.0, wall_s=2.0) == {}
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"a": 1}', b'{"a": {"replicas": null}}', b"\xff"])
+def test_what_cannot_be_read_is_said(data: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        decode_overrides(data, now_s=1.0, wall_s=2.0)
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def load(self, name: str) -> bytes | None:
+        return self.kept.get(name)
+
+    def save(self, name: str, data: bytes) -> None:
+        self.kept[name] = data
+
+
+def memory(notes: Notes, owner: str, clock: Clock | None = None) -> ClusterControllerStore:
+    return ClusterControllerStore(
+        notes, owner=owner, clock=clock or OwnClock(), wall_now_s=lambda: 1e9
+    )
+
+
+async def test_the_newest_controller_is_the_one_that_acts() -> None:
+    notes = Notes()
+    first, second = memory(notes, "first"), memory(notes, "second")
+    await first.claim()
+    assert await first.is_owner()
+    await second.claim()
+    assert await second.is_owner()
+    assert not await first.is_owner()
+
+
+async def test_who_claims_hears_whether_another_acted_before() -> None:
+    notes = Notes()
+    first, second = memory(notes, "first"), memory(notes, "second")
+    assert [await first.claim(), await first.claim(), await second.claim()] == [False, False, True]
+
+
+async def test_a_store_that_has_forgotten_everything_is_claimed_again() -> None:
+    notes = Notes()
+    first = memory(notes, "first")
+    await first.claim()
+    notes.kept.clear()
+    assert await first.is_owner()
+    assert not await memory(notes, "second").is_owner()
+
+
+async def test_what_one_controller_keeps_the_next_one_reads() -> None:
+    notes, later = Notes(), OwnClock()
+    later.at_s = 7.0
+    await memory(notes, "first").save({"decode": Override(replicas=3, until_s=160.0)})
+    read = await memory(notes, "second", later).load()
+    assert read == {"decode": Override(replicas=3, until_s=67.0)}
+
+
+async def test_overrides_that_cannot_be_read_are_lost_and_pools_scaled_all_the_same() -> None:
+    notes = Notes()
+    await memory(notes, "first").save({"decode": Override(replicas=3)})
+    notes.kept = dict.fromkeys(notes.kept, b"garbage")
+    assert await memory(notes, "second").load() == {}

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray._private import worker
 
+from baton.serving.controller.http_server import target_groups
+from baton.serving.ray.driver import redirect_ray_messages
+from baton.serving.ray.grpc_port import bind_grpc_to_node
+from baton.serving.ray.membership import Member
 from baton.serving.ray.serve_control import (
     DeploymentState,
     _failure_reason,
     deployment_replicas,
     deployment_state,
 )
+from baton.serving.shared.names import INGRESS, METRICS_ADDRESS, REPLICA_ID
+from baton.telemetry.catalogue import CATALOGUE, Component
 
 if TYPE_CHECKING:
     from ray.serve.schema import DeploymentDetails
@@ -102,3 +111,135 @@ def test_a_deployment_without_a_ready_replica_is_told_in_words() -> None:
     assert told == "none of its replicas is ready: it is starting, or could not start"
     assert _failure_reason(ValueError("first\nlast"), 2.0) == "ValueError: last"
     assert _failure_reason(TimeoutError(), 2.0) == "could not be called within 2 s"
+
+
+# -------------------------------------------------------------------- messages of Ray
+
+
+def test_messages_of_ray_go_to_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    for _ in range(2):
+        redirect_ray_messages()
+    said = {"lines": ["a node has been marked dead"], "pid": "raylet", "is_err": False}
+    worker.print_to_stdstream(said, ignore_prefix=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("a node has been marked dead") == 1
+
+
+def test_a_ray_that_has_no_such_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(worker, "print_to_stdstream")
+    redirect_ray_messages()
+    assert not hasattr(worker, "print_to_stdstream")
+
+
+# -------------------------------------------------------------------- Ray's port for gRPC
+
+
+@pytest.fixture
+def serves() -> Iterator[ModuleType]:
+    replica = pytest.importorskip("ray.serve._private.replica")
+    before = replica.add_port_to_grpc_server
+    yield replica
+    replica.add_port_to_grpc_server = before
+
+
+class Server:
+    def __init__(self) -> None:
+        self.bound: list[str] = []
+
+    def add_insecure_port(self, address: str) -> int:
+        self.bound.append(address)
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("host", "wanted"), [("127.0.0.1", "127.0.0.1:0"), ("fd00::7", "[fd00::7]:0")]
+)
+def test_it_listens_at_the_nodes_address_alone(serves: ModuleType, host: str, wanted: str) -> None:
+    server = Server()
+    bind_grpc_to_node(host)
+    bind_grpc_to_node(host)
+    serves.add_port_to_grpc_server(server, "[::]:0")
+    serves.add_port_to_grpc_server(server, "10.0.0.7:9000")
+    assert server.bound == [wanted, "10.0.0.7:9000"]
+
+
+def test_serve_still_binds_it_in_the_way_that_is_looked_for(serves: ModuleType) -> None:
+    assert serves.__file__ is not None
+    with open(serves.__file__) as source:  # noqa: PTH123 - a module's own
+        assert source.read().count('add_port_to_grpc_server(self._server, "[::]:0")') == 1
+
+
+# -------------------------------------------------------------------- targets of scrapes
+
+
+def member(name: str, deployment: str, **metadata: str | None) -> Member:
+    return Member(
+        replica_id=name, deployment=deployment, metadata=metadata, node_ip=f"10.0.0.{len(name)}"
+    )
+
+
+def replica(name: str, pool: str, address: str | None = "10.0.0.1:5") -> Member:
+    return member(name, pool, **{REPLICA_ID: f"{pool}-{name}", METRICS_ADDRESS: address})
+
+
+def ingress(name: str, address: str | None = "10.0.0.2:6") -> Member:
+    return member(name, INGRESS, **{METRICS_ADDRESS: address})
+
+
+def labels(*members: Member, controller: str | None = None) -> list[Mapping[str, str]]:
+    groups = target_groups(members, controller=controller, node="10.0.0.9")
+    return [group["labels"] for group in groups]  # type: ignore[misc]
+
+
+def test_every_process_is_named_with_what_it_is() -> None:
+    groups = target_groups(
+        [replica("ab", "decode"), ingress("xyz")], controller="10.0.0.9:9400", node="10.0.0.9"
+    )
+    path = {"__metrics_path__": "/metrics"}
+    assert groups == [
+        {
+            "targets": ["10.0.0.9:9400"],
+            "labels": path | {"component": "controller", "node": "10.0.0.9"},
+        },
+        {
+            "targets": ["10.0.0.1:5"],
+            "labels": path
+            | {
+                "component": "replica",
+                "node": "10.0.0.2",
+                "pool": "decode",
+                "replica": "decode-ab",
+            },
+        },
+        {
+            "targets": ["10.0.0.2:6"],
+            "labels": path | {"component": "ingress", "node": "10.0.0.3", "replica": "xyz"},
+        },
+    ]
+
+
+def test_who_serves_no_metrics_is_not_named() -> None:
+    assert labels(replica("a", "decode", None), ingress("b", None), member("c", "decode")) == []
+
+
+def test_the_order_is_always_the_same() -> None:
+    members = [replica(name, pool) for name in "cab" for pool in ("prefill", "decode")]
+    assert labels(*members) == labels(*reversed(members))
+    assert [label["replica"] for label in labels(*members)][:2] == ["decode-a", "decode-b"]
+
+
+def test_no_label_of_a_target_hides_one_of_a_metric_that_comes_from_there() -> None:
+    told = labels(replica("a", "decode"), ingress("b"), controller="10.0.0.9:9400")
+    assert {entry["component"] for entry in told} == set(Component)
+    for target in told:
+        own = {
+            str(label)
+            for metric in CATALOGUE
+            if metric.component == target["component"]
+            for label in metric.labels
+        }
+        assert not own & target.keys()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from baton.domain.commands import RequestRecord
 from baton.domain.handoff import LegKind, LegTimes
 from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
 from baton.domain.slo import Slo, SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.error_budget import missed_objectives, objective_rows, ttft_parts
+from baton.telemetry.requests.recorders import Recorders
 from baton.telemetry.requests.request_log import headline
 from tests.fakes import request_records
 
@@ -140,3 +144,36 @@ def test_one_that_is_barred_is_neither_good_nor_has_it_missed_anything() -> None
     assert (headline(refused)["verdict"], missed_objectives(refused)) == ("missed", ("served",))
     barred = evolve(refused, is_client_error=True)
     assert (headline(barred)["verdict"], missed_objectives(barred)) == ("client_error", ())
+
+
+# -------------------------------------------------------------------- recorders
+
+
+class Keeper:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.kept: list[RequestRecord] = []
+        self._error = error
+
+    def record(self, record: RequestRecord) -> None:
+        self.kept.append(record)
+        if self._error is not None:
+            raise self._error
+
+
+def test_one_that_fails_keeps_no_record_from_the_others_and_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, broken, last = Keeper(), Keeper(ZeroDivisionError("no")), Keeper()
+    recorders = Recorders(first, broken, last)
+    for _ in range(3):
+        recorders.record(RECORD)
+    assert len(first.kept) == len(broken.kept) == len(last.kept) == 3
+    assert recorders.failures == 3
+    assert [record.message for record in caplog.records] == ["Keeper cannot keep request r"]
+
+
+def test_each_that_fails_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    recorders = Recorders(Keeper(ValueError("a")), Keeper(ValueError("b")))
+    recorders.record(RECORD)
+    recorders.record(RECORD)
+    assert len(caplog.records) == 2
