@@ -365,11 +365,6 @@ def test_an_error_has_an_exit_code_of_its_kind_and_ends_with_a_next_step(
     assert last.startswith("next: ")
 
 
-def test_the_remedy_of_an_error_is_the_next_step(run: Run) -> None:
-    result = run("status", commands=ScriptedCommands(NotRunning("nothing runs here", "start it")))
-    assert result.stderr == "error: nothing runs here\nnext: start it\n"
-
-
 def test_a_mistake_of_ours_is_not_dressed_up_as_an_error_of_the_user(run: Run) -> None:
     result = run("status", commands=ScriptedCommands(KeyError("bug")))
     assert isinstance(result.exception, KeyError)

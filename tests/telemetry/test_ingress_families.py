@@ -61,18 +61,6 @@ def world_of_tenants(*names: str) -> World:
 # ------------------------------------------------------------------------------- who
 
 
-def test_ten_thousand_names_are_no_more_series_than_tenants_and_one() -> None:
-    tenants = [f"tenant-{number}" for number in range(10_000)]
-    at = world_of_tenants(*tenants)
-    told = Told(at, tenants[:20])
-    for tenant in tenants:
-        at.coordinator.handle(RequestsRejected(error=FULL, requests=1, tenant=tenant), at.now_s)
-    series = told(c.SLO_REQUESTS)
-    assert len(series) == 21
-    assert sum(series.values()) == 10_000
-    assert series["default", c.OTHER, "", ""] == 10_000 - 20
-
-
 def test_names_that_are_not_configured_are_one_series() -> None:
     at = world_of_tenants("acme")
     told = Told(at, ["acme"])

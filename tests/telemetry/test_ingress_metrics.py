@@ -104,13 +104,6 @@ def test_one_that_got_no_token_has_no_latencies_and_one_that_was_not_placed_was_
         assert at.value(metric, *WHOSE, part="_count") is None, metric.name
 
 
-def test_only_a_request_that_finished_has_a_duration() -> None:
-    at = Measured()
-    at.metrics.record(evolve(GOOD, outcome=Phase.CANCELLED))
-    assert at.value(DURATION, *WHOSE, part="_count") is None
-    assert at.value(TTFT, *WHOSE, part="_count") == 1
-
-
 def test_a_single_token_has_no_pace() -> None:
     at = Measured()
     at.metrics.record(evolve(GOOD, output_tokens=1, last_token_at_s=101.5))
@@ -327,14 +320,6 @@ def test_the_time_between_two_steps_counts_for_each_stream_that_had_a_token_befo
     assert gaps(at) == (5, 0.13)
 
 
-def test_steps_of_different_replicas_have_nothing_to_do_with_each_other() -> None:
-    at = joined("d", "e")
-    at.step("d", 1.0, token("a", first=True))
-    at.step("e", 1.5, token("b", first=True))
-    at.step("d", 2.0, token("a"))
-    assert gaps(at) == (1, 1.0)
-
-
 def test_a_prompt_that_was_computed_is_no_stream() -> None:
     at = joined("p")
     done = LegOutput("a", (7,), FinishReason.LENGTH, kv_handle=TICKET, cached_tokens=0)
@@ -345,14 +330,6 @@ def test_a_prompt_that_was_computed_is_no_stream() -> None:
     at.step("p", 4.1, done)
     at.step("p", 4.3, token("c"))
     assert gaps(at) == (1, 0.3), "from its own last token, not from the prompt's end"
-
-
-def test_idle_time_is_no_gap() -> None:
-    at = joined("d")
-    at.step("d", 1.0, token("a", first=True))
-    at.step("d", 1.1, token("a", finish=FinishReason.STOP))
-    at.step("d", 60.0, token("b", first=True))
-    assert gaps(at) == (1, 0.1)
 
 
 def test_a_replica_that_begins_another_life_begins_anew() -> None:
