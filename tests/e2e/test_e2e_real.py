@@ -47,7 +47,8 @@ class PlainEngine:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        command = [sys.executable, program, model, str(MAX_TOKENS), asked, self.answered]
+        files = (asked, self.answered)
+        command = (sys.executable, program, model, str(MAX_TOKENS), *files)
         self.process = start_process(command, self.log, os.environ | environment)
 
     def wait(self) -> None:
