@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.backend import Backend
-from baton.cli.main import build_app
+from tests.cli.invoked import run_baton
 from tests.fakes.completion_server import (
     SSE_DONE,
     CompletionServer,
@@ -27,9 +26,7 @@ QUICK = ("--requests", "20", "--rate", "400", "--warm-up", "0", "--output-tokens
 
 
 def bench(*arguments: str, environ: dict[str, str] | None = None) -> Result:
-    return CliRunner().invoke(
-        build_app(), ["bench", *arguments], obj=Backend(environ=environ or {})
-    )
+    return run_baton("bench", *arguments, environ=environ)
 
 
 def report_of(*arguments: str, environ: dict[str, str] | None = None) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.main import build_app
+from tests.cli.invoked import run_baton
 
 MODEL = "meta-llama/Llama-3.1-8B"
 ENGINE: dict[str, object] = {
@@ -45,7 +45,7 @@ def written(folder: Path, *lines: str, engine: object = ENGINE) -> Path:
 
 
 def fit(*arguments: object) -> Result:
-    return CliRunner().invoke(build_app(), ("calibrate", *map(str, arguments), "--gpu", "H100"))
+    return run_baton("calibrate", *arguments, "--gpu", "H100")
 
 
 def report_of(*arguments: object) -> dict[str, object]:
@@ -206,7 +206,7 @@ def test_without_what_the_engine_was_nothing_is_predicted(tmp_path: Path) -> Non
 
 def test_a_log_needs_to_be_told_the_accelerator(tmp_path: Path) -> None:
     folder = written(tmp_path, line(0))
-    result = CliRunner().invoke(build_app(), ("calibrate", str(folder)))
+    result = run_baton("calibrate", folder)
     assert result.exit_code == 2
     assert "--gpu" in result.stderr
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.main import build_app
 from baton.runtime.keys.key_files import load_ring, read_keys
+from tests.cli.invoked import run_baton
 
 
 def keys(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(build_app(), ["keys", *map(str, arguments)])
+    return run_baton("keys", *arguments)
 
 
 def made(file: Path, *options: str) -> str:

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.backend import Backend
-from baton.cli.main import build_app
 from baton.cli.model.planning_text import plan_lines
 from baton.planner.result import Plan
 from baton.planner.shapes.fleets import FleetKind
+from tests.cli.invoked import run_baton
 from tests.planner.test_answers import ASKED, MIX, candidate
 
 MODEL = "meta-llama/Llama-3.1-70B"
@@ -21,7 +20,7 @@ CONV = ("--workload", "conv", "--gpus", "8", "--processes", "1")
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(build_app(), ["plan", *arguments], obj=Backend(environ={}))
+    return run_baton("plan", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_a_plan_is_printed_written_and_loads_again(tmp_path: Path) -> None:
     assert told["rate_per_s"] > 0
     assert told["verdict"] == "do not disaggregate: there is no room for two pools"
     assert told["candidates"][0]["at_that_rate"]["attainment"] >= 0.9
-    validated = CliRunner().invoke(build_app(), ["config", "validate", "-c", str(out)])
+    validated = run_baton("config", "validate", "-c", out)
     assert validated.exit_code == 0
 
 

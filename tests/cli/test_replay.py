@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.main import build_app
+from tests.cli.invoked import run_baton
 from tests.fakes.completion_server import CompletionServer, ReceivedRequest
 
 LINE = '{{"timestamp": {at}, "input_length": 40, "output_length": 3, "hash_ids": [{first}]}}\n'
 
 
 def replay(*arguments: str) -> Result:
-    return CliRunner().invoke(build_app(), ["replay", *arguments])
+    return run_baton("replay", *arguments)
 
 
 def report_of(*arguments: str) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.backend import Backend
-from baton.cli.main import build_app
 from baton.cli.model.simulation import RequestArgs, SimulateArgs, run_study
+from tests.cli.invoked import run_baton
 from tests.repo.project import code_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -24,9 +23,7 @@ LINE = '{{"timestamp": {at}, "input_length": 600, "output_length": 5, "hash_ids"
 
 
 def simulate(*arguments: str, config: str = SIM) -> Result:
-    return CliRunner().invoke(
-        build_app(), ["simulate", "-c", config, *arguments], obj=Backend(environ={})
-    )
+    return run_baton("simulate", "-c", config, *arguments)
 
 
 def report_of(*arguments: str, config: str = SIM) -> dict[str, Any]:
@@ -398,6 +395,6 @@ def test_there_are_examples() -> None:
 def test_an_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     _, *arguments = shlex.split(example)
-    result = CliRunner().invoke(build_app(), arguments, obj=Backend(environ={}))
+    result = run_baton(*arguments)
     assert result.exit_code == 0, result.stderr
     assert result.stdout

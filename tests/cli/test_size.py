@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.main import build_app
 from baton.cli.model.size import prefill_s
 from baton.perf.step_timing import StepBatch
+from tests.cli.invoked import run_baton
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 TINY = {
@@ -27,7 +27,7 @@ TINY = {
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(build_app(), ("size", *arguments))
+    return run_baton("size", *arguments)
 
 
 def answered(*arguments: str) -> dict[str, object]:

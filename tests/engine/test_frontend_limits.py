@@ -227,7 +227,8 @@ def test_pydantics_text_becomes_a_sentence_about_fields() -> None:
     assert sanitize(text_of(messages=[{"text": 5}])) == "'messages.0.text' should be a valid string"
     said = sanitize(text_of(messages=[], stop=5))
     assert said == "'stop' should be a valid list; 'stop' should be a valid string"
-    assert sanitize(f"Invalid request: {text_of(messages=3)}") == "'messages' should be a valid list"
+    wrong = text_of(messages=3)
+    assert sanitize(f"Invalid request: {wrong}") == "'messages' should be a valid list"
 
 
 def test_other_texts_stay_as_they_are() -> None:
