@@ -11,9 +11,9 @@ import pytest
 
 from baton.config.load import load_text
 from baton.domain.errors import ClusterFailed
+from baton.serving.checks.facts import http_problem
 from baton.serving.cluster.local_cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster.readiness import local_client
-from baton.serving.doctor.facts import http_problem
 from baton.serving.front.data_path import (
     DataPath,
     FrontPorts,
