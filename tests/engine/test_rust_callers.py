@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackEncoder
 
-    from baton.engine.vllm.frontend.rust_identity import RustCallers
+    from baton.engine.vllm.frontend.rust_requests import RustCallers
     from baton.engine.vllm.wire.codec import FrontendCodec, UnsupportedRequest
 
 

@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm.frontend import engine_server as seam
     from baton.engine.vllm.frontend.engine_server import FleetEngineServer, Prepare
-    from baton.engine.vllm.frontend.rust_identity import RustGrammars
+    from baton.engine.vllm.frontend.rust_requests import RustGrammars
     from baton.engine.vllm.wire.codec import UnsupportedRequest, unpack_frames
     from tests.engine.test_frontend_seam import FACTS, FixedClock, Frontend, Told
     from tests.fakes.frontends import engine_request

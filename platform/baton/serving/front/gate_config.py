@@ -4,7 +4,7 @@ Theory of operation: in Rust mode no byte of HTTP passes through Python. So an H
 ingress does the checks of the Python gate (`gate`) in the same order: paths, keys, class, body
 size, shedding. Texts and statuses are the same. The ingress changes the maps at run time through
 HAProxy's admin socket (`gate_process`). Forwarded requests carry no credential, but one id with the
-caller (`rust_identity`).
+caller (`rust_requests`).
 
 On the public port the gate also has the deadline for bodies and the guard of the port. Ray Serve's
 health check of the replica then uses another port.

@@ -1,7 +1,7 @@
 """Map entries for the gate before vLLM's Rust frontend.
 
 Keys are mapped by their SHA-256, as they are stored: a valid one to the word of its tenant
-(`rust_identity`), another one to its state. The map of rejected callers has the tenant's word,
+(`rust_requests`), another one to its state. The map of rejected callers has the tenant's word,
 alone or with a class, and the seconds to wait.
 """
 
@@ -14,7 +14,7 @@ from baton.domain.names.retry_after import retry_after_seconds
 from baton.runtime.keys.api_keys import InvalidKey, ValidKey
 
 SEPARATOR = "~"
-"""Between the words of a request's id, for `rust_identity`."""
+"""Between the words of a request's id, for `rust_requests`."""
 SESSION_MARK = "+"
 """Before the session, behind the class; likewise."""
 REJECTED_PREFIX = "!"

@@ -10,42 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from baton.control.fleet.adapter_registry import RuntimeAdapter
-from baton.domain.commands import Delivery
-from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
 from baton.engine.gpus import use_cpu_without_gpus
 from baton.engine.log_handlers import preserve_log_handlers
+from baton.engine.vllm.frontend.fleet_frontend import FleetFrontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.adapters import Administer
 from baton.engine.vllm.gate.gate import AsgiApp, Gate
-from baton.engine.vllm.gate.limits import FrontendLimits
 from baton.runtime.ports import Clock
-from baton.runtime.process.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    from baton.engine.vllm.frontend.engine_server import FleetEngineServer
     from baton.engine.vllm.frontend.llm import ApiApp, FleetLLM
 
 
-class VllmFrontend:
-    """VLLM's API server over a fleet. Satisfies `ports.Frontend` once started."""
+class VllmFrontend(FleetFrontend):
+    """VLLM's API server in this process."""
 
     def __init__(
         self, settings: FrontendSettings, facts: FleetFacts, *, hooks: FrontendHooks, clock: Clock
     ) -> None:
-        self._settings = settings
-        self._facts = facts
-        self._hooks = hooks
-        self._clock = clock
-        self._folder: str | None = None
-        self._engine_server: FleetEngineServer | None = None
+        super().__init__(settings, facts, hooks=hooks, clock=clock)
         self._llm: FleetLLM | None = None
         self._api: ApiApp | None = None
         self._gate: Gate | None = None
@@ -57,38 +45,18 @@ class VllmFrontend:
         Raises:
             EngineStartFailed: with the cause and a remedy.
         """
-        # Its default mode makes the sockets private; a long folder would not fit a socket's
-        # address.
-        self._folder = str(scratch_folder("baton-", short=True))
-        addresses = {
-            f"{direction}_address": f"ipc://{self._folder}/{direction}"
-            for direction in ("input", "output")
-        }
-        try:
-            async with asyncio.timeout(self._settings.start_timeout_s):
-                return await self._start(addresses)
-        except TimeoutError as error:
-            await self.close()
-            raise EngineStartFailed(
-                f"the frontend was not ready within {self._settings.start_timeout_s:.0f} s",
-                "look for a slow disk under the model, or raise the start timeout",
-            ) from error
-        except BaseException:
-            await self.close()
-            raise
+        async with self._starting() as folder:
+            addresses = {
+                f"{direction}_address": f"ipc://{folder}/{direction}"
+                for direction in ("input", "output")
+            }
+            return await self._start(addresses)
 
-    async def close(self) -> None:
-        """Stop and leave no task, socket or file behind. Idempotent."""
-        engine_server, self._engine_server = self._engine_server, None
+    async def _stop_api_server(self) -> None:
         llm, self._llm = self._llm, None
         self._api = self._gate = None
-        folder, self._folder = self._folder, None
         if llm is not None:
             await llm.aclose()
-        if engine_server is not None:
-            await engine_server.close()
-        if folder is not None:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     @property
     def api(self) -> AsgiApp:
@@ -113,50 +81,8 @@ class VllmFrontend:
         assert self._gate is not None, "it is asked for once it has started"
         self._gate.administer = administer
 
-    def reconfigure(
-        self, *, limits: FrontendLimits | None = None, access: Access | None = None
-    ) -> None:
-        """Replace limits or access from the next request on; None changes nothing."""
-        self._settings = replace(
-            self._settings,
-            limits=limits or self._settings.limits,
-            access=access or self._settings.access,
-        )
-        self._apply()
-
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Stream tokens to clients; one call per engine step."""
-        self._require_started().deliver(deliveries)
-
-    def fail(self, request_id: str, error: BatonError) -> None:
-        """End a request with an error for the client."""
-        self._require_started().fail(request_id, error)
-
-    @property
-    def open_requests(self) -> int:
-        """Requests in flight."""
-        return 0 if self._engine_server is None else self._engine_server.open_requests
-
-    def healthy(self) -> bool:
-        """Whether a new request would be read and could be served."""
-        if self._engine_server is None or self._llm is None or self.has_failed:
-            return False
-        return self._hooks.healthy()
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it was started and can never serve again."""
-        engine_server, llm = self._engine_server, self._llm
-        return (
-            engine_server is not None
-            and llm is not None
-            and (not engine_server.is_running or llm.errored)
-        )
-
-    def _require_started(self) -> FleetEngineServer:
-        if self._engine_server is None:
-            raise LinkFailed("frontend", "the frontend is not running")
-        return self._engine_server
+    def _has_api_server_failed(self) -> bool | None:
+        return None if self._llm is None else self._llm.errored
 
     async def _start(self, addresses: dict[str, str]) -> AsgiApp:
         args = await asyncio.to_thread(_server_args, self._settings, self._facts)
@@ -193,7 +119,6 @@ class VllmFrontend:
         return _with_cors(self._gate, self._settings)
 
     def _apply(self) -> None:
-        """Pass the settings to the parts that exist; there are none before the start."""
         limits = self._settings.limits
         if self._gate is not None:
             self._gate.limits, self._gate.access = limits, self._settings.access

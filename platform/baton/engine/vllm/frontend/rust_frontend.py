@@ -19,28 +19,23 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
-from baton.domain.commands import Delivery
-from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
+from baton.domain.errors import EngineStartFailed, LinkFailed
 from baton.engine.gpus import use_cpu_without_gpus
 from baton.engine.log_handlers import preserve_log_handlers
+from baton.engine.vllm.frontend.fleet_frontend import FleetFrontend
 from baton.engine.vllm.frontend.rust_arguments import build_rust_arguments
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.engine.vllm.gate.access import Access
-from baton.engine.vllm.gate.limits import FrontendLimits
 from baton.engine.vllm.gate.model_list import ModelRow
 from baton.runtime.ports import Clock
 from baton.runtime.process.owned_process import OwnedProcess, Program
-from baton.runtime.process.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    from baton.engine.vllm.frontend.engine_server import FleetEngineServer
-    from baton.engine.vllm.frontend.rust_identity import RustCallers
+    from baton.engine.vllm.frontend.rust_requests import RustCallers
 
 _BACKLOG = 4096
 _POLL_S = 0.05
@@ -59,18 +54,13 @@ _INSTALL_HINT = (
 )
 
 
-class RustFrontend:
-    """VLLM's Rust API server over a fleet. Satisfies `ports.Frontend` once started."""
+class RustFrontend(FleetFrontend):
+    """VLLM's API server in Rust, as a process."""
 
     def __init__(
         self, settings: FrontendSettings, facts: FleetFacts, *, hooks: FrontendHooks, clock: Clock
     ) -> None:
-        self._settings = settings
-        self._facts = facts
-        self._hooks = hooks
-        self._clock = clock
-        self._folder: Path | None = None
-        self._engine_server: FleetEngineServer | None = None
+        super().__init__(settings, facts, hooks=hooks, clock=clock)
         self._callers: RustCallers | None = None
         self._process: OwnedProcess | None = None
 
@@ -83,52 +73,24 @@ class RustFrontend:
             EngineStartFailed: with the cause and a remedy.
         """
         arguments = build_rust_arguments(self._settings, max_len_tokens=self._facts.max_len_tokens)
-        try:
-            program = await asyncio.to_thread(preload_rust_frontend)
-            self._folder = scratch_folder("baton-", short=True)
-            async with asyncio.timeout(self._settings.start_timeout_s):
-                await self._start(program, arguments, self._folder)
-                await self._wait_until_healthy(self._folder / "http")
-        except TimeoutError as error:
-            log_tail = self._log_tail()
-            await self.close()
-            raise EngineStartFailed(
-                f"the frontend was not ready within {self._settings.start_timeout_s:.0f} s:"
-                f" {log_tail}",
-                "look for a slow disk under the model, or raise the start timeout",
-            ) from error
-        except BaseException:
-            await self.close()
-            raise
-        return self._folder / "http"
+        program = await asyncio.to_thread(preload_rust_frontend)
+        async with self._starting() as folder:
+            await self._start(program, arguments, folder)
+            await self._wait_until_healthy(folder / "http")
+        return folder / "http"
 
-    async def close(self) -> None:
-        """Stop and leave no process, socket or file behind. Idempotent."""
+    async def _stop_api_server(self) -> None:
         process, self._process = self._process, None
-        engine_server, self._engine_server = self._engine_server, None
-        folder, self._folder = self._folder, None
         if process is not None:
             await process.stop(grace_s=_STOP_GRACE_S)
-        if engine_server is not None:
-            await engine_server.close()
-        if folder is not None:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def reconfigure(
-        self, *, limits: FrontendLimits | None = None, access: Access | None = None
-    ) -> None:
-        """Replace limits or access from the next request on; None changes nothing.
-
-        The maximum size of a body is fixed when the program starts.
-        """
-        self._settings = replace(
-            self._settings,
-            limits=limits or self._settings.limits,
-            access=access or self._settings.access,
-        )
+    def _apply(self) -> None:
         if self._callers is not None:
             self._callers.limits = self._settings.limits
             self._callers.isolated = self._settings.access.isolated
+
+    def _has_api_server_failed(self) -> bool | None:
+        return None if self._process is None else not self._process.is_running
 
     def tenant_handle(self, tenant: str) -> str:
         """The handle by which the gate names this tenant.
@@ -139,14 +101,6 @@ class RustFrontend:
         if self._callers is None:
             raise LinkFailed("frontend", "the frontend is not running")
         return self._callers.tenant_handle(tenant)
-
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Stream tokens to clients; one call per engine step."""
-        self._require_started().deliver(deliveries)
-
-    def fail(self, request_id: str, error: BatonError) -> None:
-        """End a request with an error; the program tells its client no more than that."""
-        self._require_started().fail(request_id, error)
 
     @property
     def models(self) -> Sequence[ModelRow]:
@@ -162,37 +116,13 @@ class RustFrontend:
         )
 
     @property
-    def open_requests(self) -> int:
-        """Requests in flight."""
-        return 0 if self._engine_server is None else self._engine_server.open_requests
-
-    @property
     def pid(self) -> int | None:
         """The id of the program's process, if it runs."""
         return None if self._process is None else self._process.pid
 
-    def healthy(self) -> bool:
-        """Whether a new request would be read and could be served."""
-        return self._process is not None and not self.has_failed and self._hooks.healthy()
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it was started and can never serve again."""
-        engine_server, process = self._engine_server, self._process
-        return (
-            engine_server is not None
-            and process is not None
-            and not (engine_server.is_running and process.is_running)
-        )
-
-    def _require_started(self) -> FleetEngineServer:
-        if self._engine_server is None:
-            raise LinkFailed("frontend", "the frontend is not running")
-        return self._engine_server
-
     async def _start(self, program: Path, arguments: str, folder: Path) -> None:
         from baton.engine.vllm.frontend.engine_server import FleetEngineServer
-        from baton.engine.vllm.frontend.rust_identity import RustCallers, RustGrammars
+        from baton.engine.vllm.frontend.rust_requests import RustCallers, RustGrammars
 
         settings = self._settings
         callers = RustCallers(
@@ -287,7 +217,7 @@ def preload_rust_frontend() -> Path:
     check_version(program)
     use_cpu_without_gpus(os.environ)
     with preserve_log_handlers():
-        from baton.engine.vllm.frontend import rust_identity as rust_callers  # noqa: F401 - to have it imported
+        from baton.engine.vllm.frontend import rust_requests as rust_callers  # noqa: F401 - to have it imported
     return program
 
 

@@ -1,4 +1,4 @@
-"""Callers of requests, on the way from the gate through vLLM's Rust frontend to the engine server.
+"""Callers and grammars of requests that come through vLLM's Rust frontend to the engine server.
 
 Only the id of a request reaches an engine, no other header. So the gate names every request
 `<name>~<handle>~<class>`: the name is the client's or the gate's, the handle stands for a tenant,
