@@ -28,7 +28,6 @@ from baton.serving.rollout.ports import ApplyResult
 from baton.serving.rollout.rollout import FleetStatus, RolloutOptions
 from baton.serving.store.config_participant import ConfigParticipant, Switch
 from baton.serving.store.config_store import (
-    ConfigFollower,
     GenerationRecord,
     Generations,
     GenerationStatus,
@@ -495,9 +494,12 @@ class Process:
         return switch
 
 
-def holder_of(config: DeploymentConfig) -> tuple[ConfigParticipant, Process]:
+def holder_of(
+    config: DeploymentConfig, *, poll_interval_s: float = 5.0
+) -> tuple[ConfigParticipant, Process]:
     process = Process(config)
-    return ConfigParticipant(LiveConfig(generation=3, config=config), process.build), process
+    live = LiveConfig(generation=3, config=config)
+    return ConfigParticipant(live, process.build, poll_interval_s=poll_interval_s), process
 
 
 async def test_preparing_changes_nothing_and_taking_builds_nothing_again(make: Make) -> None:
@@ -595,37 +597,34 @@ def test_what_became_of_a_generation_is_kept_with_it(make: Make) -> None:
     assert b"seed: 2" in shelf.values["config/0000000001"], "text, for other versions to read"
 
 
-async def test_who_was_not_told_finds_the_newest_in_the_store(make: Make) -> None:
+async def test_a_process_without_notice_finds_the_newest_in_the_store(make: Make) -> None:
     generations = Generations(HeadStore())
-    holder, process = holder_of(make())
-    follower = ConfigFollower(generations, current=lambda: holder.live, commit=holder.commit)
-    await follower.poll()
-    assert process.built == 0
     for number in (4, 5):
         live = LiveConfig(generation=number, config=make(f"router.seed={number}"))
         generations.add(live)
-    await follower.poll()
+    holder, process = holder_of(make(), poll_interval_s=0.001)
+    holder.follow(generations)
+    await until(lambda: holder.live.generation == 5)
+    await holder.close()
     assert (process.at.router.seed, process.built) == (5, 1)
 
 
-async def test_looking_goes_on_after_it_has_failed(make: Make) -> None:
+async def test_polling_goes_on_after_a_failure(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     generations = Generations(HeadStore())
     generations.add(LiveConfig(generation=4, config=make("router.seed=13")))
-    holder, process = holder_of(make())
-    taken = asyncio.Event()
-
-    async def take(live: LiveConfig) -> None:
-        try:
-            await holder.commit(live)
-            taken.set()
-        finally:
-            generations.add(LiveConfig(generation=5, config=make("router.seed=5")))
-
-    follower = ConfigFollower(
-        generations, current=lambda: holder.live, commit=take, interval_s=0.001
-    )
-    follower.start()
-    async with asyncio.timeout(10):
-        await taken.wait()
-    await follower.stop()
+    holder, process = holder_of(make(), poll_interval_s=0.001)
+    holder.follow(generations)
+    await until(lambda: holder.rejected >= 2)
+    generations.add(LiveConfig(generation=5, config=make("router.seed=5")))
+    await until(lambda: holder.live.generation == 5)
+    await holder.close()
     assert process.at.router.seed == 5
+    assert caplog.text.count("config_not_followed") == 1, "the same failure is logged once"
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110 - it comes from a thread that reads the store
+            await asyncio.sleep(0)

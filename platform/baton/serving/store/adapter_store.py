@@ -9,21 +9,17 @@ newest version, receives later versions from the controller, and polls for misse
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from baton.control.fleet.adapter_registry import AdapterRegistry, RuntimeAdapter
 from baton.serving.store.config_store import HeadStore, Store
-from baton.telemetry.logs import log_event
+from baton.serving.store.version_follower import POLL_INTERVAL_S, VersionFollower
 
-_LOGGER = logging.getLogger(__name__)
 _PREFIX = "adapters/"
 _MAX_VERSIONS = 3
 """Kept versions, so that a reader finds the newest during a write."""
-_POLL_INTERVAL_S = 5.0
 
 
 def encode_registry(registry: AdapterRegistry) -> str:
@@ -94,30 +90,27 @@ class AdapterFollower:
         apply: Callable[[AdapterRegistry], None],
         store: AdapterStore | None = None,
         *,
-        interval_s: float = _POLL_INTERVAL_S,
+        interval_s: float = POLL_INTERVAL_S,
     ) -> None:
         self.registry = AdapterRegistry()
         self._apply = apply
         self._store = store or AdapterStore()
-        self._interval_s = interval_s
-        self._task: asyncio.Task[None] | None = None
-        self._failing = False
+        self._follower = VersionFollower(
+            "adapters",
+            newest_version=self._store.version,
+            current_version=lambda: self.registry.version,
+            apply_newest=self._update_to_newest,
+            interval_s=interval_s,
+        )
 
     async def start(self) -> None:
         """Apply the newest registry and follow it. Idempotent."""
-        if self._task is None:
-            await self._poll_or_log()
-            # A context of its own: Ray would count this task as part of the current request.
-            self._task = asyncio.create_task(
-                self._follow(), name="adapter-follower", context=contextvars.Context()
-            )
+        await self._follower.poll_or_log()
+        self._follower.start()
 
     async def close(self) -> None:
         """Stop following. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        await self._follower.stop()
 
     def update(self, registry: AdapterRegistry) -> int:
         """Apply a registry unless it is older; returns the version in force."""
@@ -137,21 +130,7 @@ class AdapterFollower:
             ValueError: it cannot be read.
             OSError, RuntimeError: the store cannot be reached.
         """
-        if await asyncio.to_thread(self._store.version) > self.registry.version:
-            self.update(await asyncio.to_thread(self._store.newest))
+        await self._follower.poll()
 
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self._poll_or_log()
-
-    async def _poll_or_log(self) -> None:
-        try:
-            await self.poll()
-        except Exception as error:  # noqa: BLE001 - a boundary: retries after any error
-            if not self._failing:
-                fields = {"why": f"{type(error).__name__}: {error}"}
-                log_event(_LOGGER, logging.WARNING, "adapters_not_followed", fields)
-            self._failing = True
-        else:
-            self._failing = False
+    async def _update_to_newest(self) -> None:
+        self.update(await asyncio.to_thread(self._store.newest))

@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable
 
 from baton.config.diff import diff
 from baton.config.schema.deployment import DeploymentConfig
-from baton.serving.store.config_store import ConfigFollower, Generations, LiveConfig
+from baton.serving.store.config_store import Generations, LiveConfig
+from baton.serving.store.version_follower import POLL_INTERVAL_S, VersionFollower
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -25,12 +26,19 @@ Switch = Callable[[], Awaitable[None]]
 class ConfigParticipant:
     """The configuration that one process applies."""
 
-    def __init__(self, live: LiveConfig, build: Callable[[DeploymentConfig], Switch]) -> None:
+    def __init__(
+        self,
+        live: LiveConfig,
+        build: Callable[[DeploymentConfig], Switch],
+        *,
+        poll_interval_s: float = POLL_INTERVAL_S,
+    ) -> None:
         self._live = live
         self._build = build
+        self._poll_interval_s = poll_interval_s
         self._staged: tuple[DeploymentConfig, Switch] | None = None
         self._commit_lock = asyncio.Lock()
-        self._follower: ConfigFollower | None = None
+        self._follower: VersionFollower | None = None
         self.rejected = 0
 
     @property
@@ -40,9 +48,18 @@ class ConfigParticipant:
 
     def follow(self, generations: Generations) -> None:
         """Start to poll for missed configurations. Idempotent."""
+
+        async def commit_newest() -> None:
+            newest = await asyncio.to_thread(generations.newest, self._live.config)
+            await self.commit(newest)
+
         if self._follower is None:
-            self._follower = ConfigFollower(
-                generations, current=lambda: self._live, commit=self.commit
+            self._follower = VersionFollower(
+                "config",
+                newest_version=generations.newest_number,
+                current_version=lambda: self._live.generation,
+                apply_newest=commit_newest,
+                interval_s=self._poll_interval_s,
             )
         self._follower.start()
 

@@ -3,9 +3,9 @@
 Theory of operation. A deployment carries the configuration of its start, generation 0. The store of
 Ray's head (its GCS) has each later configuration under the next number, its *generation*. A number
 can be written only once, so concurrent commands notice each other. A process that starts takes the
-newest generation; a process that misses a notice finds it by polling (`ConfigFollower`). Every call
-has a deadline. Without persistence of Ray's head the store ends with the cluster, as the deployment
-does.
+newest generation. A process that misses a notice finds it by polling (`VersionFollower`). Every
+call has a deadline. Without persistence of Ray's head the store ends with the cluster, as the
+deployment does.
 
 Generations are text, as of `baton config show`, so that another version of baton can read them.
 Each has a status, for `baton history` and `baton rollback`.
@@ -13,11 +13,8 @@ Each has a status, for `baton history` and `baton rollback`.
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import json
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -27,7 +24,6 @@ from baton.config.load import load_text
 from baton.config.schema.deployment import DeploymentConfig
 from baton.config.write.render import render
 
-_LOGGER = logging.getLogger(__name__)
 _NAMESPACE = b"baton"
 _CONFIG_PREFIX = "config/"
 _STATUS_PREFIX = "fate/"
@@ -40,8 +36,6 @@ ROLLOUT_KEY = "rollout"
 _MAX_GENERATIONS = 20
 """Kept for the history."""
 _STORE_TIMEOUT_S = 5.0
-_POLL_INTERVAL_S = 5.0
-"""A poll is one call of well under a millisecond to the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,57 +250,3 @@ def _key(generation: int) -> str:
 
 def _status_key(generation: int) -> str:
     return f"{_STATUS_PREFIX}{generation:010d}"
-
-
-class ConfigFollower:
-    """Finds configurations that this process missed."""
-
-    def __init__(
-        self,
-        generations: Generations,
-        *,
-        current: Callable[[], LiveConfig],
-        commit: Callable[[LiveConfig], Awaitable[object]],
-        interval_s: float = _POLL_INTERVAL_S,
-    ) -> None:
-        self._generations = generations
-        self._current = current
-        self._commit = commit
-        self._interval_s = interval_s
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start to poll. Idempotent."""
-        if self._task is None:
-            # A context of its own: Ray would count this task as part of the current request.
-            self._task = asyncio.create_task(
-                self._follow(), name="config-follower", context=contextvars.Context()
-            )
-
-    async def stop(self) -> None:
-        """Stop polling. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-
-    async def poll(self) -> None:
-        """Commit the newest configuration if it is newer than the current one."""
-        current = self._current()
-        if await asyncio.to_thread(self._generations.newest_number) > current.generation:
-            newest = await asyncio.to_thread(self._generations.newest, current.config)
-            await self._commit(newest)
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                await self.poll()
-            except Exception as error:  # noqa: BLE001 - a boundary: retries after any error
-                _LOGGER.warning(
-                    "the newest configuration cannot be taken (%s: %s); going on with generation"
-                    " %d and looking again",
-                    type(error).__name__,
-                    str(error).partition("\n")[0],
-                    self._current().generation,
-                )
-            await asyncio.sleep(self._interval_s)

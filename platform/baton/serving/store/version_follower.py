@@ -1,0 +1,74 @@
+"""Polls the store for versions that a process missed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable
+
+from baton.telemetry.logs import log_event
+
+_LOGGER = logging.getLogger(__name__)
+POLL_INTERVAL_S = 5.0
+"""A poll is one call of well under a millisecond to the head."""
+
+
+class VersionFollower:
+    """Keeps one process at the newest version; retries after any failure."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        newest_version: Callable[[], int],
+        current_version: Callable[[], int],
+        apply_newest: Callable[[], Awaitable[object]],
+        interval_s: float = POLL_INTERVAL_S,
+    ) -> None:
+        """Follow what `name` says. `newest_version` asks the store and blocks."""
+        self._name = name
+        self._newest_version = newest_version
+        self._current_version = current_version
+        self._apply_newest = apply_newest
+        self._interval_s = interval_s
+        self._task: asyncio.Task[None] | None = None
+        self._last_failure = ""
+
+    def start(self) -> None:
+        """Start to poll. Idempotent."""
+        if self._task is None:
+            # A context of its own: Ray would count this task as part of the current request.
+            self._task = asyncio.create_task(
+                self._follow(), name=f"{self._name}-follower", context=contextvars.Context()
+            )
+
+    async def stop(self) -> None:
+        """Stop polling. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def poll(self) -> None:
+        """Apply the newest version if it is newer than the current one. Raises any error."""
+        if await asyncio.to_thread(self._newest_version) > self._current_version():
+            await self._apply_newest()
+
+    async def poll_or_log(self) -> None:
+        """Poll; log an error, unless the last poll had the same."""
+        try:
+            await self.poll()
+        except Exception as error:  # noqa: BLE001 - a boundary: retries after any error
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self._last_failure:
+                fields = {"why": failure, "version": self._current_version()}
+                log_event(_LOGGER, logging.WARNING, f"{self._name}_not_followed", fields)
+            self._last_failure = failure
+        else:
+            self._last_failure = ""
+
+    async def _follow(self) -> None:
+        while True:
+            await self.poll_or_log()
+            await asyncio.sleep(self._interval_s)
