@@ -11,6 +11,7 @@ JsonDict = dict[str, object]
 
 MAX_REQUEST_ID_CHARS: Final = 256
 """Shown characters of a request's id, which clients choose."""
+OUT_OF_STEP: Final = "out of step"
 _REQUEST_FIELDS = (
     "outcome", "reason", "mode", "prefill_replica", "decode_replica", "slo_class", "tenant",
     "verdict", "missed", "first_token_s", "tpot_s", "ended_s", "prompt_tokens", "cached_tokens",
@@ -63,46 +64,55 @@ def service_view(report: Json) -> JsonDict:
 def fleet_view(report: Json) -> JsonDict:
     """Every replica that Ray lists, as the first ingress that has reached it sees it."""
     ingresses: Sequence[Json] = report.get("ingresses") or ()
-    views = first_views(ingresses)
-    leases: Counter[str] = Counter()
+    views = replica_views(ingresses)
+    members: Sequence[Json] = report.get("members") or [rows[0] for rows in views.values()]
+    return {
+        "pools": report.get("pools") or [],
+        "replicas": [
+            _replica_row(member, views.get(member.get("replica_id", ""), ())) for member in members
+        ],
+    }
+
+
+def replica_views(ingresses: Iterable[Json]) -> dict[str, list[Json]]:
+    """Each replica's rows, from the ingresses that have reached it."""
+    views: dict[str, list[Json]] = {}
     for ingress in ingresses:
         for row in ingress.get("replicas") or ():
-            leases[row["replica_id"]] += row.get("leases", 0)
-    members: Sequence[Json] = report.get("members") or tuple(views.values())
-    rows = [_replica_row(member, views.get(member.get("replica_id", ""))) for member in members]
-    for row in rows:
-        row["leases"] = leases[str(row["replica_id"])]
-    return {"pools": report.get("pools") or [], "replicas": rows}
+            views.setdefault(row["replica_id"], []).append(row)
+    return views
 
 
-def first_views(ingresses: Iterable[Json]) -> dict[str, Json]:
-    """Each replica as the first ingress that has reached it sees it."""
-    seen: dict[str, Json] = {}
-    for ingress in ingresses:
-        for row in ingress.get("replicas") or ():
-            seen.setdefault(row["replica_id"], row)
-    return seen
+def replica_state(views: Sequence[Json]) -> str:
+    """A replica's state, as the first ingress that has reached it sees it."""
+    if not views:
+        return "not joined"
+    return "draining" if views[0].get("draining") else "ready"
 
 
-def _replica_row(member: Json, view: Json | None) -> JsonDict:
+def index_state(caches: Sequence[Json]) -> str:
+    """The worst state of what ingresses know of a replica's cache."""
+    if not all(cache.get("in_sync", True) for cache in caches):
+        return OUT_OF_STEP
+    return "stale" if any(cache.get("is_stale") for cache in caches) else "in step"
+
+
+def _replica_row(member: Json, views: Sequence[Json]) -> JsonDict:
     row: JsonDict = {
         name: member.get(name) for name in ("replica_id", "pool", "role", "node", "pid")
     }
-    if view is None:
-        return row | {"state": "not joined"}
-    row |= {name: view.get(name) for name in _REPLICA_FIELDS}
-    row["role"] = view.get("role", row["role"])
-    row["state"] = "draining" if view.get("draining") else "ready"
-    if (cache := view.get("cache")) is not None:
+    row["state"] = replica_state(views)
+    # A sum: each ingress knows only its own.
+    row["leases"] = sum(view.get("leases", 0) for view in views)
+    if not views:
+        return row
+    first = views[0]
+    row |= {name: first.get(name) for name in _REPLICA_FIELDS}
+    row["role"] = first.get("role", row["role"])
+    if (cache := first.get("cache")) is not None:
         row["cached_blocks"] = cache.get("gpu_blocks")
-        row["index"] = _index_state(cache)
+        row["index"] = index_state([cache])
     return row
-
-
-def _index_state(cache: Json) -> str:
-    if not cache.get("in_sync", True):
-        return "out of step"
-    return "stale" if cache.get("is_stale") else "in step"
 
 
 def request_row(report: Json) -> JsonDict:

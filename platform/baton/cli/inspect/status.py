@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -26,6 +26,7 @@ from baton.cli.output import (
     share_text,
     text_lines,
 )
+from baton.console.views import OUT_OF_STEP, index_state, replica_state, replica_views
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
@@ -88,7 +89,7 @@ def text_report(report: Report) -> Report:
     """
     ingresses = cast("list[JsonDict]", report.get("ingresses", []))
     members = cast("list[JsonDict]", report.get("members", []))
-    views = _views(ingresses)
+    views = replica_views(ingresses)
     shown = {("up" if key == "up_s" else key): value for key, value in report.items()}
     if "up" in shown:
         shown["up"] = duration_text(cast("float", shown["up"]))
@@ -150,7 +151,7 @@ def _service_rows(report: Report) -> Report:
     if pools := cast("list[JsonDict]", report.get("pools")):
         rows["pools"] = [_pool_row(pool) for pool in pools]
     if classes := cast("list[JsonDict]", report.get("classes")):
-        rows["classes"] = [_class_row(class_) for class_ in classes]
+        rows["classes"] = [class_row(class_) for class_ in classes]
     return rows
 
 
@@ -186,11 +187,16 @@ def _admission_text(demand: JsonDict) -> str:
     return f"{text}; the most urgent {slack_label} {duration_text(abs(slack_s))}"
 
 
+def roles_text(pool: JsonDict) -> str:
+    """A pool's replicas by role."""
+    role_counts = {role: pool.get(role) for role in ("prefill", "decode", "mixed")}
+    return ", ".join(f"{count} {role}" for role, count in role_counts.items() if count) or "-"
+
+
 def _pool_row(pool: JsonDict) -> dict[str, object]:
     row = {name: pool[name] for name in ("pool", "desired", "ready", "starting", "draining")}
     if "prefill" in pool:
-        role_counts = {role: pool[role] for role in ("prefill", "decode", "mixed") if pool[role]}
-        row["roles"] = ", ".join(f"{count} {role}" for role, count in role_counts.items()) or "-"
+        row["roles"] = roles_text(pool)
         row["busy"] = "-" if pool["busy"] is None else f"{pool['busy']:.0%}"
         row["cold_start"] = duration_text(pool["cold_start_s"])
     if "trouble" in pool:
@@ -198,9 +204,10 @@ def _pool_row(pool: JsonDict) -> dict[str, object]:
     return row
 
 
-def _class_row(slo_class: JsonDict) -> dict[str, object]:
+def class_row(slo_class: JsonDict) -> dict[str, str]:
+    """A class' objectives, attainment and goodput."""
     return {
-        "class": slo_class["class"],
+        "class": str(slo_class["class"]),
         "ttft": duration_text(slo_class["ttft_s"]),
         "tpot": duration_text(slo_class["tpot_s"]),
         "target": share_text(slo_class["target"]),
@@ -214,26 +221,17 @@ def _failed_agents(ingress: JsonDict) -> Mapping[str, str]:
     return ingress.get("broken_agents") or {}
 
 
-def _views(ingresses: list[JsonDict]) -> dict[str, list[JsonDict]]:
-    """The views of each replica, from the ingresses that have reached it."""
-    views: dict[str, list[JsonDict]] = {}
-    for ingress in ingresses:
-        for row in ingress["replicas"]:
-            views.setdefault(row["replica_id"], []).append(row)
-    return views
-
-
-def _replica_row(member: JsonDict, views: list[JsonDict]) -> dict[str, object]:
+def _replica_row(member: JsonDict, views: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     row = {name: member[name] for name in ("replica_id", "role", "node", "pid")}
+    row["state"] = replica_state(views)
     if not views:
-        return row | {"state": "not joined"}
+        return row
     view = views[0]
     if view.get("role", row["role"]) != row["role"]:
         row["role"] = f"{view['role']}, was {row['role']}"
     return (
         row
         | {
-            "state": "draining" if view["draining"] else "ready",
             "engine": view["engine"],
             "running": view["running_requests"],
             "queued": view["queued_requests"],
@@ -246,7 +244,7 @@ def _replica_row(member: JsonDict, views: list[JsonDict]) -> dict[str, object]:
     )
 
 
-def _cache_cells(views: list[JsonDict]) -> dict[str, object]:
+def _cache_cells(views: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """The first view's index of a replica, and the worst state of all views."""
     caches = [view["cache"] for view in views if "cache" in view]
     if not caches:
@@ -261,16 +259,13 @@ def _cache_cells(views: list[JsonDict]) -> dict[str, object]:
 
 
 def _index_text(caches: list[JsonDict]) -> str:
-    age_s = caches[0]["age_s"]
-    age = "never reported" if age_s is None else f"{duration_text(age_s)} old"
-    if not all(cache["in_sync"] for cache in caches):
-        return f"out of step, {age}"
-    if age_s is None:
-        return age
-    return f"stale, {age}" if any(cache["is_stale"] for cache in caches) else f"in step, {age}"
+    state, age_s = index_state(caches), caches[0]["age_s"]
+    if age_s is not None:
+        return f"{state}, {duration_text(age_s)} old"
+    return f"{state}, never reported" if state == OUT_OF_STEP else "never reported"
 
 
-def _lease_cells(views: list[JsonDict]) -> dict[str, object]:
+def _lease_cells(views: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """A sum: each ingress knows only its own."""
     counts = [view["leases"] for view in views if "leases" in view]
     return {"leases": sum(counts)} if counts else {}

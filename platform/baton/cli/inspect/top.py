@@ -23,7 +23,7 @@ from baton.cli.options import (
     resolve_format,
 )
 from baton.cli.output import OutputFormat, print_report, report_errors
-from baton.console.views import first_views, service_view
+from baton.console.views import replica_views, service_view
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
@@ -151,7 +151,7 @@ def _service(status: _JsonDict) -> dict[str, object]:
 
 
 def _pools(status: _JsonDict, ingresses: list[_JsonDict]) -> list[_JsonDict]:
-    views = first_views(ingresses).values()
+    views = [views[0] for views in replica_views(ingresses).values()]
     return [pool | _load(pool["pool"], views) for pool in status.get("pools") or []]
 
 

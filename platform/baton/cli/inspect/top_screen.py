@@ -13,6 +13,7 @@ from rich.text import Text
 
 from baton.cli.bars import gauge, sparkline
 from baton.cli.explain.trace import route_text
+from baton.cli.inspect.status import class_row, roles_text
 from baton.cli.output import bytes_text, duration_text, one_line, share_text
 
 JsonDict = dict[str, Any]
@@ -216,16 +217,12 @@ def _class_table() -> Table:
 
 
 def _class_row(row: JsonDict) -> list[Cell]:
-    now, window, target = row["attainment"], row["window_attainment"], row["target"]
-    return [
-        str(row["class"]),
-        duration_text(row["ttft_s"]),
-        duration_text(row["tpot_s"]),
-        share_text(target),
-        Text(share_text(now), style=_share_style(now, target)),
-        Text(share_text(window), style=_share_style(window, target)),
-        f"{row['goodput_per_s']:g} of {row['requests_per_s']:g}/s",
-    ]
+    target = row["target"]
+    styles = {
+        "now": _share_style(row["attainment"], target),
+        "window": _share_style(row["window_attainment"], target),
+    }
+    return [Text(text, style=styles.get(name, "")) for name, text in class_row(row).items()]
 
 
 def _share_style(share: float | None, target: float | None) -> str:
@@ -244,8 +241,6 @@ def _pool_table() -> Table:
 
 
 def _pool_row(row: JsonDict, frame: Frame) -> list[Cell]:
-    role_counts = {role: row.get(role) or 0 for role in ("prefill", "decode", "mixed")}
-    roles = ", ".join(f"{count} {role}" for role, count in role_counts.items() if count) or "-"
     is_short = row["ready"] < row["desired"]
     return [
         str(row["pool"]),
@@ -253,7 +248,7 @@ def _pool_row(row: JsonDict, frame: Frame) -> list[Cell]:
         Text(str(row["ready"]), style="yellow" if is_short else ""),
         str(row["starting"]),
         str(row["draining"]),
-        roles,
+        roles_text(row),
         _gauge(row.get("busy"), frame),
         _gauge(row["kv_used_fraction"], frame),
         str(row["running_requests"]),
