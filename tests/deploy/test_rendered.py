@@ -22,7 +22,7 @@ from baton.manifests.export import Target, manifest_files
 from baton.manifests.kubernetes.kuberay import RAY_VERSION, ray_service
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import CannotExport, ManifestSettings
-from baton.manifests.yaml_writer import yaml_text
+from baton.config.write.yaml_writer import yaml_text
 from tests.deploy.python_checks import objects
 from tests.deploy.rendered import EXAMPLES, FOLDER, export, render_committed, stray_files
 from tests.repo.project import ROOT

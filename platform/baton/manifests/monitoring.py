@@ -5,11 +5,11 @@ from __future__ import annotations
 from textwrap import indent
 from typing import Final
 
+from baton.config.write.yaml_writer import yaml_text
 from baton.manifests.cluster_deployment import ClusterDeployment, PlainDict
 from baton.manifests.networking import metadata
 from baton.manifests.pods import NAME_LABEL, label_selector
 from baton.manifests.settings import ManifestSettings
-from baton.manifests.yaml_writer import yaml_text
 from baton.telemetry import rules
 
 SCRAPE_INTERVAL: Final = "5s"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
 
 from baton.config.language.fields import (
@@ -16,13 +14,9 @@ from baton.config.language.fields import (
     SecretRef,
     fields_of,
 )
-from baton.config.language.read import resolve
 from baton.config.language.tree import Path, format_path, is_secret_name, is_vllm_argument
 from baton.config.schema.deployment import DeploymentConfig
-
-_PLAIN_SCALAR = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+(?:/[a-z]+)?")
-# JSON does not escape these, and YAML cannot read them unescaped.
-_UNSAFE_CHARACTERS = re.compile("[\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+from baton.config.write.yaml_writer import scalar_text
 
 REDACTED = "(not shown)"
 PlainMapping = Mapping[str, object]
@@ -112,25 +106,13 @@ def _lines(values: PlainMapping, indent: int) -> Iterator[str]:
 def format_flow(value: object) -> str:
     """Plain JSON as YAML on one line."""
     match value:
-        case str():
-            return _format_text(value)
         case Mapping():
             return (
                 "{"
                 + ", ".join(f"{format_flow(key)}: {format_flow(v)}" for key, v in value.items())
                 + "}"
             )
-        case list():
+        case list() | tuple():
             return "[" + ", ".join(format_flow(item) for item in value) + "]"
         case _:
-            return json.dumps(value)
-
-
-def _format_text(text: str) -> str:
-    if _PLAIN_SCALAR.fullmatch(text) and resolve(text) == text:
-        return text
-    return _UNSAFE_CHARACTERS.sub(_escape, json.dumps(text, ensure_ascii=False))
-
-
-def _escape(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"
+            return scalar_text(value)

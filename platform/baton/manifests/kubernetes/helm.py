@@ -20,6 +20,7 @@ import baton
 from baton.config.schema.deployment import DeploymentConfig
 from baton.config.write.jsonschema import json_schema
 from baton.config.write.render import to_plain
+from baton.config.write.yaml_writer import yaml_text
 from baton.manifests.cluster_deployment import ClusterDeployment, PlainDict
 from baton.manifests.environment import ray_variables
 from baton.manifests.images import image_name
@@ -43,7 +44,6 @@ from baton.manifests.pods import (
     models_dir,
 )
 from baton.manifests.settings import ManifestSettings
-from baton.manifests.yaml_writer import yaml_text
 
 _NAME_PLACEHOLDER: Final = "the-release"
 _NAMESPACE_PLACEHOLDER: Final = "its-space"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from baton.config.write.yaml_writer import yaml_text
 from baton.manifests.cluster_deployment import ANY_ADDRESS, ClusterDeployment, PlainDict
 from baton.manifests.monitoring import monitor_objects, prometheus_rule
 from baton.manifests.networking import disruption_budgets, metadata, network_policy, services
@@ -18,7 +19,6 @@ from baton.manifests.pods import (
 )
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import ManifestSettings
-from baton.manifests.yaml_writer import yaml_text
 
 RAY_VERSION: Final = "2.60.0"
 """The version in the images; a test compares it with the lock."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from baton.config.write.yaml_writer import yaml_text
 from baton.manifests.cluster_deployment import ClusterDeployment, PlainDict
 from baton.manifests.kubernetes.kuberay import manifests_by_file
 from baton.manifests.node_groups import pool_groups
 from baton.manifests.pods import RDMA_RESOURCE
 from baton.manifests.settings import ManifestSettings
-from baton.manifests.yaml_writer import yaml_text
 
 _KUSTOMIZATION_FILE: Final = "kustomization.yaml"
 _WORKER_GROUPS_PATH: Final = "/spec/rayClusterConfig/workerGroupSpecs"

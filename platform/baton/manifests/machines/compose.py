@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from baton.config.schema.deployment import DeploymentConfig
+from baton.config.write.yaml_writer import yaml_text
 from baton.domain.names.addresses import connectable_host, format_endpoint
 from baton.manifests.cluster_deployment import PlainDict
 from baton.manifests.monitoring import SCRAPE_INTERVAL
 from baton.manifests.settings import CannotExport, ManifestSettings
-from baton.manifests.yaml_writer import yaml_text
 from baton.telemetry import dashboards, rules
 
 _PROMETHEUS: Final = "prom/prometheus:v3.5.0"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from baton.config.schema.deployment import DeploymentConfig
+from baton.config.write.yaml_writer import yaml_text
 from baton.manifests.cluster_deployment import KEYS_DIR, TOKEN_FILE, ClusterDeployment, PlainDict
 from baton.manifests.environment import ray_variables
 from baton.manifests.images import image_name
@@ -23,7 +24,6 @@ from baton.manifests.pod_limits import secret_files
 from baton.manifests.pods import models_dir
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import CannotExport, ManifestSettings
-from baton.manifests.yaml_writer import yaml_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

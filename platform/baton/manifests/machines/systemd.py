@@ -12,12 +12,12 @@ from typing import Final
 from baton.config.load import LoadedConfig
 from baton.config.schema.deployment import DeploymentConfig
 from baton.config.schema.security import TlsConfig
+from baton.config.write.yaml_writer import yaml_text
 from baton.manifests.cluster_deployment import adapt_to_cluster, explicit_config_values
 from baton.manifests.environment import ray_variables
 from baton.manifests.node_groups import NodeGroup, front_group, head_group, pool_groups
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import ManifestSettings
-from baton.manifests.yaml_writer import yaml_text
 
 _STOP_MARGIN_S: Final = 90
 """After the last stream: Serve's shutdown and the end of other processes."""

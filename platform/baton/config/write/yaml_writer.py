@@ -23,7 +23,7 @@ def yaml_text(*documents: object) -> str:
 def _lines(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, child in value.items():
-            yield from _entry(f"{_scalar(str(key))}:", child)
+            yield from _entry(f"{scalar_text(str(key))}:", child)
         return
     assert isinstance(value, list | tuple), "a document is a mapping or a list"
     for entry in value:
@@ -43,7 +43,7 @@ def _entry(prefix: str, value: object) -> Iterator[str]:
         yield f"{prefix} |{'' if value.endswith(chr(10)) else '-'}"
         yield from indent(value, _INDENT).rstrip("\n").split("\n")
     else:
-        yield f"{prefix} {_scalar(value)}"
+        yield f"{prefix} {scalar_text(value)}"
 
 
 def _fits_block_scalar(text: str) -> bool:
@@ -55,7 +55,8 @@ def _fits_block_scalar(text: str) -> bool:
     )
 
 
-def _scalar(value: object) -> str:
+def scalar_text(value: object) -> str:
+    """A scalar or an empty collection."""
     if isinstance(value, Mapping):
         return "{}"
     if isinstance(value, list | tuple):
