@@ -16,10 +16,9 @@ import pytest
 from baton.domain.errors import EngineStartFailed, LinkFailed
 from baton.engine.vllm.fast_path.tokenization_cache import FastEncoder
 from baton.engine.vllm.frontend.app import VllmFrontend
-from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MODEL, MonotonicClock, ServerThread, serve
-from tests.fakes.facts import replica_facts
 from tests.fakes.frontends import fleet_facts
 from tests.fakes.tiny_model import tiny_model
 
@@ -191,14 +190,3 @@ def test_images_travel_whole_with_every_request() -> None:
     # A cache of what was sent would be right for one engine, and there are several.
     argv = FrontendSettings(model="m", served_model_name="x").argv(max_len_tokens=128)
     assert argv[argv.index("--mm-processor-cache-gb") + 1] == "0"
-
-
-def test_the_facts_of_a_fleet_are_what_all_replicas_can_do() -> None:
-    facts = FleetFacts.from_replicas(
-        [
-            replica_facts("a", max_len_tokens=512, kv_blocks=100),
-            replica_facts("b", max_len_tokens=256, kv_blocks=100),
-        ]
-    )
-    assert facts.max_len_tokens == 256
-    assert facts.kv_blocks == 200

@@ -59,7 +59,7 @@ async def test_a_loop_that_another_one_has_relieved_has_ended() -> None:
     await world.store.queried.acquire()
     ended_at_once = world.loop.has_ended
     world.store.owner = "another controller"
-    task = world.loop._task
+    task = world.loop._task._task
     assert task is not None
     async with asyncio.timeout(5):
         await asyncio.wait({task})

@@ -125,7 +125,7 @@ def request_row(report: Json) -> JsonDict:
     return row
 
 
-def tick_runs(ticks: Sequence[Json]) -> list[JsonDict]:
+def tick_runs(ticks: Iterable[Json]) -> list[dict[str, Any]]:
     """Newest first; consecutive ticks with the same decision are one run."""
     runs: list[list[Json]] = []
     for tick in ticks:

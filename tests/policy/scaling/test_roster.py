@@ -22,7 +22,8 @@ def roster(prefill: int, decode: int, *, away: int = 0, back: int = 0) -> PoolAs
 
 
 def sizes(of: PoolAssignment) -> dict[str, tuple[int, int]]:
-    return {seat.pool.name: (seat.replicas, seat.flipped) for seat in of.all_planned()}
+    seats = (*of.planned[Role.PREFILL], *of.planned[Role.DECODE])
+    return {seat.pool.name: (seat.replicas, seat.flipped) for seat in seats}
 
 
 def test_players_are_a_roles_own_but_for_those_away_and_the_others_guests() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, cast
 
 import typer
@@ -16,6 +16,7 @@ from baton.cli.output import (
     report_errors,
     table_lines,
 )
+from baton.console.views import tick_runs
 
 JsonDict = dict[str, Any]
 
@@ -48,38 +49,18 @@ def report_lines(report: Report) -> Iterator[str]:
     ticks = cast("list[JsonDict]", report["ticks"])
     if not ticks:
         yield "no tick yet"
-    for run in _runs(ticks):
+    for run in reversed(tick_runs(ticks)):
         yield ""
         yield from _run_lines(run)
 
 
-def _runs(ticks: Iterable[JsonDict]) -> Iterator[list[JsonDict]]:
-    """Consecutive ticks that differ only in their numbers."""
-    run: list[JsonDict] = []
-    for tick in ticks:
-        if run and _group_key(run[0]) != _group_key(tick):
-            yield run
-            run = []
-        run.append(tick)
-    if run:
-        yield run
-
-
-def _group_key(tick: JsonDict) -> object:
-    pools = [
-        (p["pool"], p["have"], p["desired"], p["reason"], p["clipped_by"]) for p in tick["pools"]
-    ]
-    return (tick["paused_reason"], tick["actions"], tick["policy"], tick["dry_run"], pools)
-
-
-def _run_lines(run: list[JsonDict]) -> Iterator[str]:
+def _run_lines(run: JsonDict) -> Iterator[str]:
     """Lines of a run, with the numbers of its newest tick."""
-    first, last = run[0], run[-1]
-    when = f"{duration_text(last['age_s'])} ago"
-    if len(run) > 1:
-        when = f"{duration_text(first['age_s'])} to {when}, {len(run)} ticks"
-    yield f"{when}, policy {last['policy']}: {_outcome(last)}"
-    if pools := last["pools"]:
+    when = f"{duration_text(run['age_s'])} ago"
+    if run["ticks"] > 1:
+        when = f"{duration_text(run['first_age_s'])} to {when}, {run['ticks']} ticks"
+    yield f"{when}, policy {run['policy']}: {_outcome(run)}"
+    if pools := run["pools"]:
         yield from table_lines([_pool_row(pool) for pool in pools], "  ")
     for pool in pools:
         if pool["why"]:

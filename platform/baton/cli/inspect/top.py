@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
 
 _SLOWEST_COUNT = 10
-_NARROWEST = 80
 _JsonDict = dict[str, Any]
 _SLOWEST_KEYS = (
     "request_id",

@@ -20,6 +20,7 @@ from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.limits import FrontendLimits
 from baton.runtime.keys.api_keys import InvalidKey, ValidKey
 from baton.runtime.keys.key_files import KeyFiles, KeyNotice, load_ring
+from baton.runtime.process.background_task import BackgroundTask
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -56,20 +57,17 @@ class IngressAuth:
 
     def __init__(self, config: DeploymentConfig) -> None:
         self._files = KeyFiles(key_files(config))
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask("baton-keys", self._poll_loop)
         self._pending_read: asyncio.Future[tuple[KeyNotice, ...]] | None = None
 
     async def start(self) -> None:
         """Read the key files and follow them."""
         await self._poll()
-        self._task = asyncio.create_task(self._poll_loop(), name="baton-keys")
+        self._task.start()
 
     async def close(self) -> None:
         """Stop following. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await self._task.stop()
 
     def check(self, config: DeploymentConfig) -> None:
         """Check that the key files of a configuration can be read. Blocks on the disk.

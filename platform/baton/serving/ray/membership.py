@@ -14,7 +14,6 @@ A replica that was told to stop leaves the view at once, long before its process
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
+from baton.runtime.process.background_task import BackgroundTask
 from baton.serving.ray import serve_control
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Membership:
         )
         self._by_deployment: dict[str, frozenset[Member]] = {}
         self._notified: frozenset[Member] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask(f"membership-{app}", self._follow)
         # A thread of its own: while Ray's store is away a lookup hangs for a minute. Repeated
         # lookups would take all threads of this process's default pool.
         self._lookup_executor = ThreadPoolExecutor(1, thread_name_prefix=f"membership-{app}")
@@ -105,20 +105,12 @@ class Membership:
 
     async def start(self) -> None:
         """Begin to follow; returns at once, the first view comes through `on_change`."""
-        if self._task is None:
-            # A context of its own: Ray would take the calls for part of the request that happens to
-            # be served now, and cancel them with it.
-            self._task = asyncio.create_task(
-                self._follow(), name=f"membership-{self._app}", context=contextvars.Context()
-            )
+        self._task.start()
 
     async def stop(self) -> None:
         """Stop following; `on_change` is not called any more. Idempotent."""
-        task, self._task = self._task, None
         self._lookup_executor.shutdown(wait=False, cancel_futures=True)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        await self._task.stop()
 
     async def _follow(self) -> None:
         is_connected = True

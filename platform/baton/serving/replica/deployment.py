@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,6 +21,7 @@ from baton.domain.names.addresses import format_endpoint
 from baton.engine.adapter_files import adapter_refusal
 from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.ports import Engine
+from baton.runtime.process.background_task import BackgroundTask
 from baton.runtime.process.gc_tuning import freeze_startup_heap
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.roles import parse_role
@@ -302,7 +302,7 @@ class SideChannelWatch:
         self._failures = 0
         self._last_failure = ""
         self._latched_failure = ""
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask("own-side-channel", self._probe_loop)
 
     @property
     def failure(self) -> str:
@@ -316,18 +316,11 @@ class SideChannelWatch:
 
     def start(self) -> None:
         """Start to check. Idempotent."""
-        if self._task is None:
-            # A context of its own: Ray would count this task as part of the current call.
-            self._task = asyncio.create_task(
-                self._probe_loop(), name="own-side-channel", context=contextvars.Context()
-            )
+        self._task.start()
 
     async def close(self) -> None:
         """Stop checking. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        await self._task.stop()
 
     async def probe(self) -> None:
         """Check once."""

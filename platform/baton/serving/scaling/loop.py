@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from baton.domain.errors import ScalingRejected
 from baton.policy.scaling.actions import AutoscalerTick, FlipReplicas
 from baton.policy.scaling.observation import Observation
 from baton.runtime.ports import Clock
+from baton.runtime.process.background_task import BackgroundTask
 from baton.serving.ray.serve_control import DeploymentState
 from baton.serving.scaling.plan import ScalingPlan, observer_options
 from baton.serving.scaling.ports import (
@@ -90,30 +90,22 @@ class ScalingLoop:
         self._wake = asyncio.Event()
         self._waiters: list[asyncio.Future[str]] = []
         """Each gets why its turn failed; empty if it did not."""
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask("scaling", self._run)
 
     # ------------------------------------------------------------------ what the controller calls
 
     def start(self) -> None:
         """Begin to take turns. Idempotent."""
-        if self._task is None:
-            # A context of its own: Ray would take the calls for part of the request that happens to
-            # be served now, and cancel them with it.
-            self._task = asyncio.create_task(
-                self._run(), name="scaling", context=contextvars.Context()
-            )
+        self._task.start()
 
     async def stop(self) -> None:
         """Cancel the current turn and take no more. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        await self._task.stop()
 
     @property
     def has_ended(self) -> bool:
         """Whether the task has ended without `stop`."""
-        return self._task is not None and self._task.done()
+        return self._task.has_ended
 
     def reconfigure(self, plan: ScalingPlan) -> None:
         """Use another plan from the next turn on; counts and overrides stay.

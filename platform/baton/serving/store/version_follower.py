@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import Awaitable, Callable
 
+from baton.runtime.process.background_task import BackgroundTask
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -32,23 +32,16 @@ class VersionFollower:
         self._current_version = current_version
         self._apply_newest = apply_newest
         self._interval_s = interval_s
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask(f"{name}-follower", self._follow)
         self._last_failure = ""
 
     def start(self) -> None:
         """Start to poll. Idempotent."""
-        if self._task is None:
-            # A context of its own: Ray would count this task as part of the current request.
-            self._task = asyncio.create_task(
-                self._follow(), name=f"{self._name}-follower", context=contextvars.Context()
-            )
+        self._task.start()
 
     async def stop(self) -> None:
         """Stop polling. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        await self._task.stop()
 
     async def poll(self) -> None:
         """Apply the newest version if it is newer than the current one. Raises any error."""

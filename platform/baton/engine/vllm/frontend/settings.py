@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from baton.domain.errors import BatonError
-from baton.domain.fleet import ReplicaFacts
 from baton.domain.request import Request
 from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.gate import ROUTES
@@ -29,18 +28,6 @@ class FleetFacts:
     max_batched_tokens: int
     adapters: int = 0
     """That can be loaded at the same time; 0: no adapters."""
-
-    @classmethod
-    def from_replicas(cls, replicas: Sequence[ReplicaFacts]) -> FleetFacts:
-        """The fleet's facts: the least context of all replicas, and sums over them."""
-        return cls(
-            max_len_tokens=min(facts.max_len_tokens for facts in replicas),
-            block_size_tokens=max(facts.block_size_tokens for facts in replicas),
-            kv_blocks=sum(facts.kv_blocks for facts in replicas),
-            max_running_requests=sum(facts.max_running_requests for facts in replicas),
-            max_batched_tokens=max(facts.max_batched_tokens for facts in replicas),
-            adapters=sum(facts.adapter_slots for facts in replicas),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

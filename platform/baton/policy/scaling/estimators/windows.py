@@ -34,13 +34,6 @@ class SlidingMax:
             values.popleft()
         return values[0][1]
 
-    def max_over(self, window_s: float) -> float:
-        """The maximum of the last part of the window, before the last value; 0 before the first."""
-        if not self._values:
-            return 0.0
-        since_s = self._values[-1][0] - window_s
-        return next(value for at_s, value in self._values if at_s >= since_s)
-
 
 class SlidingSlope:
     """How fast a value rises or falls: the line of least squares through a sliding window of time.

@@ -52,10 +52,6 @@ class PoolAssignment:
         for role, planned_pools in self.planned.items():
             planned_pools.sort(key=lambda seat: _capacity_order(seat.pool, role))
 
-    def all_planned(self) -> tuple[PlannedPool, ...]:
-        """Of both roles."""
-        return (*self.planned[Role.PREFILL], *self.planned[Role.DECODE])
-
     def whole_replicas(self, role: Role) -> int:
         """Replicas, now or when started, of the role; in whole replicas of the first pool."""
         return math.floor(self.effective_replicas(role) + _ROUNDING)
