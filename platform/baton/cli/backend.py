@@ -13,20 +13,12 @@ from baton.domain.errors import BatonError
 
 if TYPE_CHECKING:
     from baton.config import LoadedConfig
-    from baton.serving.operator.log_files import LogQuery
+    from baton.serving.operator.log_files import LogLine, LogQuery
     from baton.serving.rollout.ports import ApplyOptions
 
 Progress = Callable[[str], None]
 Report = Mapping[str, object]
 Files = Mapping[str, bytes]
-
-
-class LogLine(Protocol):
-    """One line that was logged."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Fields: `at`, `source`, and `level` and `event`, or `text`; in a cluster also `node`."""
-        ...
 
 
 class AttachedDeployment(Protocol):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from baton.cli.backend import LogLine
 from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
 from baton.cli.output import OutputFormat, ProgressLines, TextStyle, report_errors, styled
+
+if TYPE_CHECKING:  # imported where it is used: keeps --help fast
+    from baton.serving.operator.log_files import LogLine
 
 _NAME_WIDTH = 22
 _NODE_WIDTH = 15
