@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from typer.testing import Result
 
 from baton.cli.backend import Report
 from baton.cli.explain.trace import RequestOrder, trace_lines
-from baton.cli.traces import TraceUnusable, load_trace, make_workload
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import UnknownRequest
 from tests.cli.as_shown import AsShown
@@ -135,70 +133,3 @@ def test_a_request_that_nobody_remembers_ends_with_a_next_step() -> None:
 
 def test_the_orders_to_list_by_are_those_that_ingresses_know() -> None:
     assert [str(order) for order in RequestOrder] == [str(order) for order in RecordSelection]
-
-
-# -------------------------------------------------------------------- files of traces
-
-
-@pytest.mark.parametrize("name", ["chat", "conv", "agents"])
-def test_a_workload_has_as_many_requests_as_are_asked_for(name: str) -> None:
-    for seed in range(5):
-        assert len(make_workload(name, rate_per_s=4, max_requests=40, seed=seed)) == 40
-
-
-def test_that_is_so_however_rarely_arrivals_happen_to_come() -> None:
-    made = [
-        make_workload("code-bursty", rate_per_s=1, max_requests=30, seed=seed)
-        for seed in (1, 8, 10)
-    ]
-    assert {len(trace) for trace in made} == {30}
-
-
-def test_conversations_come_at_the_rate_that_was_asked_for_from_the_beginning() -> None:
-    seconds, rate_per_s = 60.0, 20.0
-    made = make_workload("chat", rate_per_s=rate_per_s, duration_s=seconds)
-    assert made.requests[0].at_s < 1
-    assert made.requests[-1].at_s < seconds
-    for start_s in (0.0, 20.0, 40.0):
-        arrived = sum(start_s <= request.at_s < start_s + 20 for request in made.requests)
-        assert arrived / 20 == pytest.approx(rate_per_s, rel=0.2)
-
-
-def test_a_workload_ends_where_either_limit_is_reached() -> None:
-    assert len(make_workload("conv", rate_per_s=10, duration_s=60, max_requests=7)) == 7
-    few = make_workload("conv", rate_per_s=10, duration_s=1, max_requests=1000)
-    assert 0 < len(few) < 40
-    with pytest.raises(ValueError, match="expected one"):
-        make_workload("conv", rate_per_s=10)
-
-
-def test_more_requests_than_fit_memory_are_refused_before_they_are_made() -> None:
-    with pytest.raises(TraceUnusable, match=r"1e\+09/s for 10 s are 1e\+10 requests") as caught:
-        make_workload("chat", rate_per_s=1e9, duration_s=10)
-    assert "--rate" in (caught.value.remedy or "")
-
-
-@pytest.mark.parametrize(
-    ("text", "said", "remedy"),
-    [
-        ("", "is empty", "another file"),
-        ("\n\n", "begins with 2 blank lines", "another file"),
-        (
-            "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n8,2,10,4\n",
-            "give a rate",
-            "--rate",
-        ),
-        ("poems,and,prose\n1,2,3\n", "line 1: no known format", "one of these formats"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "line 2", "--skip-bad"),
-    ],
-)
-def test_a_file_that_is_no_trace_is_told_apart_and_has_its_own_remedy(
-    tmp_path: Path, text: str, said: str, remedy: str
-) -> None:
-    path = tmp_path / "trace"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(TraceUnusable) as caught:
-        load_trace(path)
-    assert str(path) in str(caught.value)
-    assert said in str(caught.value)
-    assert remedy in (caught.value.remedy or "")

@@ -82,20 +82,23 @@ def _remedy(error: TraceInvalid) -> str:
 def make_workload(
     name: str,
     *,
-    rate_per_s: float,
+    rate_per_s: float | None,
     duration_s: float | None = None,
     max_requests: int | None = None,
     seed: int = 0,
+    limit_option: str = "--requests",
 ) -> Trace:
     """The workload of that name, for a time or a number of requests; one may be left out.
 
     Sessions begin before the first kept request, so that its load is steady from the start.
 
     Raises:
-        TraceUnusable: there is none, or not with these figures.
+        TraceUnusable: there is none, or not with these figures; or a rate or an end is missing.
     """
+    if rate_per_s is None:
+        raise TraceUnusable("--workload needs a rate", "give --rate, in requests per second")
     if duration_s is None and max_requests is None:
-        raise ValueError("neither a duration nor a number of requests is given, expected one")
+        raise TraceUnusable("--workload needs an end", f"give --duration or {limit_option}")
     # A tenth more and a few, so that there are enough although arrivals are random.
     span_s = (1.1 * (max_requests or 0) + 10) / rate_per_s if duration_s is None else duration_s
     trace = _generate(name, rate_per_s, span_s, seed)

@@ -222,8 +222,6 @@ def _make_trace(args: BenchArgs, length: MeasuredLength, rate: float | None, rep
     if length.duration_s is not None:
         until_s = warm_up.duration_s + length.duration_s
     if prompts.workload is not None:
-        if rate is None:
-            raise TraceUnusable("--workload needs a rate", "give --rate, in requests per second")
         return make_workload(
             prompts.workload,
             rate_per_s=rate,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from baton.cli.measure.bench_options import parse_header, redacted_command_line
-from baton.cli.model.simulate import progress_bar
+from baton.cli.model.simulate import progress_bar, show_study
 from baton.cli.options import Output, parse_seconds, positive
-from baton.cli.output import ExitCode, OutputFormat, print_error, print_report, report_errors
+from baton.cli.output import ExitCode, OutputFormat, print_error, report_errors
 from baton.cli.traces import TraceUnusable, load_with_arrivals, make_workload
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def replay(  # noqa: PLR0913 - each is an option
 
 
 def _run(args: _ReplayArgs, *, output: OutputFormat, report: Path | None) -> None:
-    from baton.bench.report import check_report_path, print_study, study_to_dict, write_report
+    from baton.bench.report import check_report_path
 
     with report_errors():
         if report is not None:
@@ -159,14 +158,7 @@ def _run(args: _ReplayArgs, *, output: OutputFormat, report: Path | None) -> Non
         if not result.outcomes:
             raise TraceUnusable("no request has ended", "let it run longer, or send shorter ones")
         study = _study(args, trace, model, result)
-        if report is not None:
-            write_report(study, report)
-    if output is OutputFormat.JSON:
-        print_report(study_to_dict(study), output)
-    else:
-        print_study(study, sys.stdout)
-    if report is not None:
-        typer.echo(f"report: {report}", err=True)
+    show_study(study, output, report)
     if not any(outcome.ok for outcome in result.outcomes):
         print_error(f"no request succeeded: {next(iter(result.failures), 'all were stopped')}")
         raise typer.Exit(ExitCode.FAILURE)
@@ -214,17 +206,13 @@ def _trace_to_send(args: _ReplayArgs) -> Trace:
 
 
 def _trace_from_workload(args: _ReplayArgs) -> Trace:
-    rate_per_s = args.rate_per_s
-    if rate_per_s is None:
-        raise TraceUnusable("--workload needs a rate", "give --rate, in requests per second")
-    if args.duration_s is None and args.max_requests is None:
-        raise TraceUnusable("--workload needs an end", "give --duration or --limit")
     return make_workload(
         args.workload or "",
-        rate_per_s=rate_per_s,
+        rate_per_s=args.rate_per_s,
         duration_s=args.duration_s,
         max_requests=args.max_requests,
         seed=args.seed,
+        limit_option="--limit",
     )
 
 

@@ -22,6 +22,7 @@ from baton.cli.options import (
 from baton.cli.output import OutputFormat, print_report, report_errors
 
 if TYPE_CHECKING:
+    from baton.bench.report import Study
     from baton.cli.model.simulation import SimulateArgs
     from baton.simulator.faults import ScheduledEvent
 
@@ -140,7 +141,7 @@ def simulate(  # noqa: PLR0913 - each is an option
 
 
 def _run(args: SimulateArgs, *, command: str, output: OutputFormat, report: Path | None) -> None:
-    from baton.bench.report import check_report_path, print_study, study_to_dict, write_report
+    from baton.bench.report import check_report_path
     from baton.cli.model.simulation import run_study
 
     with report_errors():
@@ -148,7 +149,15 @@ def _run(args: SimulateArgs, *, command: str, output: OutputFormat, report: Path
             check_report_path(report)
         with progress_bar("simulating") as on_progress:
             study = run_study(args, command=command, on_progress=on_progress)
-        if report is not None:
+    show_study(study, output, report)
+
+
+def show_study(study: Study, output: OutputFormat, report: Path | None) -> None:
+    """Write a study to the file of `--report`, and print it."""
+    from baton.bench.report import print_study, study_to_dict, write_report
+
+    if report is not None:
+        with report_errors():
             write_report(study, report)
     if output is OutputFormat.JSON:
         print_report(study_to_dict(study), output)

@@ -288,10 +288,6 @@ def _trace_from_file(requests: RequestArgs, file: Path) -> tuple[Trace, Sequence
 
 
 def _trace_from_workload(requests: RequestArgs, rate_per_s: float | None) -> Trace:
-    if rate_per_s is None:
-        raise CannotSimulate("--workload needs a rate", "give --rate, in requests per second")
-    if requests.duration_s is None and requests.max_requests is None:
-        raise CannotSimulate("--workload needs an end", "give --duration or --requests")
     return make_workload(
         requests.workload or "",
         rate_per_s=rate_per_s,
