@@ -239,8 +239,8 @@ def _single_objective_text(study: Study, summary: RunSummary) -> str:
     return " / ".join(NO_VALUE if limit is None else format_percent(met) for limit, met in pairs)
 
 
-def print_study(study: Study, file: TextIO, *, color: bool | None = None) -> None:
-    """Print the study as tables; by default coloured on a terminal."""
+def print_study(study: Study, file: TextIO) -> None:
+    """Print the study as tables, coloured on a terminal."""
     import rich.table  # here: keeps --help fast
     from rich.console import Console
     from rich.text import Text
@@ -248,7 +248,6 @@ def print_study(study: Study, file: TextIO, *, color: bool | None = None) -> Non
     console = Console(
         file=file,
         width=None if file.isatty() else _WIDTH_CHARS,
-        no_color=None if color is None else not color,
         highlight=False,
         emoji=False,
         markup=False,

@@ -43,7 +43,6 @@ def decode_tokens_per_s(
     tpot_s: float | None,
     context_tokens: float,
     max_running: int,
-    kv_tokens: int | None = None,
 ) -> float:
     """Tokens per second that a replica generates with `max_decode_streams`."""
     streams = max_decode_streams(
@@ -51,7 +50,6 @@ def decode_tokens_per_s(
         tpot_s=tpot_s,
         context_tokens=context_tokens,
         max_running=max_running,
-        kv_tokens=kv_tokens,
     )
     return streams / max(_step_s(timing, streams, context_tokens), 1e-9)
 

@@ -59,8 +59,6 @@ class TimingQuality:
     costs: StepCosts
     reports: int
     """Differences that the fit learned from."""
-    clipped_reports: int
-    """Learned reports whose residual was clipped."""
     rejected_reports: int
     """Invalid reports; nothing was learned from these."""
     step_error: float
@@ -237,7 +235,6 @@ class _ModelledPool:
             pool=name,
             costs=self.timing.costs(),
             reports=self._correction.reports,
-            clipped_reports=0,
             rejected_reports=self._rejected,
             step_error=self._correction.error,
             ttft_count=self.ttft_accuracy.count,
@@ -315,7 +312,6 @@ class _FittedPool:
             pool=name,
             costs=self.timing.costs,
             reports=self._fit.rows,
-            clipped_reports=self._fit.clipped_rows,
             rejected_reports=self._fit.rejected_rows,
             step_error=self._fit.error,
             ttft_count=self.ttft_accuracy.count,

@@ -307,15 +307,12 @@ class LocalCluster:
             guardian.wait()
 
 
-def attach(
-    address: str, *, token_file: str | None = None, environment: Mapping[str, str] | None = None
-) -> None:
+def attach(address: str, *, token_file: str | None = None) -> None:
     """Join a running cluster as a driver; `detach` leaves it running.
 
     Args:
         address: `host:port` of Ray's control store.
         token_file: The cluster's token, if not where Ray looks by itself.
-        environment: Variables for Serve processes that this driver starts first.
 
     Raises:
         ClusterFailed: nothing answers there, or it refuses the token.
@@ -336,7 +333,6 @@ def attach(
                 namespace=NAMESPACE,
                 log_to_driver=False,
                 logging_level=logging.WARNING,
-                runtime_env={"env_vars": dict(environment)} if environment else None,
             )
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ClusterFailed(

@@ -63,18 +63,10 @@ class UsageTotals:
 class UsageStore:
     """See the module. As a `TickListener` only the acting controller writes."""
 
-    def __init__(
-        self,
-        totals: ClusterTotals,
-        store: KeyValueStore,
-        *,
-        clock: Clock,
-        interval_s: float = _SAVE_INTERVAL_S,
-    ) -> None:
+    def __init__(self, totals: ClusterTotals, store: KeyValueStore, *, clock: Clock) -> None:
         self._totals = totals
         self._store = store
         self._clock = clock
-        self._interval_s = interval_s
         self._started_at_s = clock.now_s()
         self._earlier: UsageTotals | None = None
         """Totals of earlier controllers; None until read."""
@@ -97,7 +89,7 @@ class UsageStore:
             async with asyncio.timeout(_STORE_TIMEOUT_S):
                 data = await asyncio.to_thread(self._store.load, _STORE_KEY)
             self._earlier = _decode(data)
-        if self._clock.now_s() - self._saved_at_s >= self._interval_s:
+        if self._clock.now_s() - self._saved_at_s >= _SAVE_INTERVAL_S:
             await self.save()
 
     async def save(self) -> None:
