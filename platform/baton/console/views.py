@@ -91,7 +91,7 @@ def replica_state(views: Sequence[Json]) -> str:
 
 
 def index_state(caches: Sequence[Json]) -> str:
-    """The worst state of what ingresses know of a replica's cache."""
+    """The worst state of a replica's cache in the indices of ingresses."""
     if not all(cache.get("in_sync", True) for cache in caches):
         return OUT_OF_STEP
     return "stale" if any(cache.get("is_stale") for cache in caches) else "in step"

@@ -1,4 +1,4 @@
-"""What frontends in Python and in Rust have in common: an engine server in a private folder."""
+"""Common parts of the frontends in Python and in Rust: an engine server in a private folder."""
 
 from __future__ import annotations
 
