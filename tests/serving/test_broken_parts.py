@@ -102,7 +102,7 @@ async def test_it_is_asked_again_and_again_until_it_is_closed() -> None:
 
 async def test_a_replica_without_a_side_channel_asks_nobody() -> None:
     watch = start_side_channel_watch(ScriptedEngine(), make_facts())
-    assert watch._task is None
+    assert watch._task._task is None
     await watch.close()
 
 
