@@ -53,7 +53,15 @@ class SingleEngineServer:
             admit=lambda _n, _caller: None,
             healthy=lambda: True,
         )
-        self._server = FleetEngineServer(FleetFacts.from_replicas([facts]), hooks, MonotonicClock())
+        fleet_facts = FleetFacts(
+            max_len_tokens=facts.max_len_tokens,
+            block_size_tokens=facts.block_size_tokens,
+            kv_blocks=facts.kv_blocks,
+            max_running_requests=facts.max_running_requests,
+            max_batched_tokens=facts.max_batched_tokens,
+            adapters=facts.adapter_slots,
+        )
+        self._server = FleetEngineServer(fleet_facts, hooks, MonotonicClock())
 
     async def run(self, input_address: str, output_address: str) -> None:
         """Serve until cancelled."""

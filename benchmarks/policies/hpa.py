@@ -60,7 +60,7 @@ class Hpa:
         return DesiredReplicas(
             replicas=stabilized.next(at_s, have=have, desired=desired),
             reason=ScalingReason.UTILIZATION,
-            why="busy is not known"
+            detail="busy is not known"
             if busy is None
             else f"{busy:.0%} busy, {self._target:.0%} aimed",
             inputs={} if busy is None else {"busy_fraction": busy, "desired": desired},

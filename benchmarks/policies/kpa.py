@@ -79,7 +79,9 @@ class _Scaler:
         return DesiredReplicas(
             replicas=replicas,
             reason=reason,
-            why=f"{stable:.1f} at once in a minute, {panic:.1f} now, {target:.1f} for each replica",
+            detail=(
+                f"{stable:.1f} at once in a minute, {panic:.1f} now, {target:.1f} for each replica"
+            ),
             inputs={"stable": stable, "panic": panic, "target": target},
         )
 

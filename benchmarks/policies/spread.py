@@ -28,7 +28,10 @@ def spread(
                 roster.shrink(role, -lacking)
     if groups.mixed:
         resize(groups.mixed, replicas[Role.MIXED])
+    planned = (
+        () if roster is None else (pool for role in SPLIT_ROLES for pool in roster.planned[role])
+    )
     return {
         seat.pool.name: DesiredReplicas(replicas=seat.replicas, reason=reason, inputs=inputs)
-        for seat in (*groups.mixed, *(roster.all_planned() if roster is not None else ()))
+        for seat in (*groups.mixed, *planned)
     }

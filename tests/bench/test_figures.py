@@ -76,7 +76,7 @@ def test_a_failed_request_misses_every_objective_and_has_no_latency() -> None:
     assert found.failures == {"why: http 429": 1, "why: timeout": 1}
 
 
-def test_where_nothing_is_promised_what_finishes_is_good() -> None:
+def test_without_objectives_every_finished_request_is_good() -> None:
     found = calculate_metrics(driven(sample(0), failed_sample(1)), plan(), SloObjectives())
     assert (found.met_requests, found.attainment) == (1, 0.5)
 

@@ -192,7 +192,14 @@ def test_a_note_says_what_else_a_reader_must_know() -> None:
         dropped_turns=4,
     )
     notes = "\n".join(build_study(BenchmarkResult(runs=[told]), background()).notes)
-    for said in ("25.0 %", "1 answers", "1 prompts had", "2 prompts were cut", "3 req", "4 turns"):
+    for said in (
+        "25.0 %",
+        "1 answer ended",
+        "1 prompt had",
+        "2 prompts were cut",
+        "3 req",
+        "4 turns",
+    ):
         assert said in notes
     assert "of a run's window is after" in notes
 

@@ -49,7 +49,7 @@ def test_an_endpoint_that_keeps_up_with_all_that_is_tried_is_not_bracketed() -> 
     assert what.description == "not bracketed: at least 8/s, the highest rate tried"
 
 
-def test_an_endpoint_that_never_keeps_its_promise_is_not_bracketed() -> None:
+def test_an_endpoint_that_never_meets_its_objective_is_not_bracketed() -> None:
     what = found(lambda _: 0.7, options=KneeOptions(initial_rate_per_s=1, target=0.9, max_runs=4))
     assert (what.rate_per_s, what.lowest_failing_per_s, what.is_bracketed) == (None, 0.125, False)
     assert "even 0.125/s, the lowest rate tried, met the objectives for 70.0%" in what.description
@@ -77,7 +77,7 @@ def test_a_client_that_cannot_send_at_all_says_so() -> None:
     assert "is more than the client can send" in what.description
 
 
-def test_a_promise_kept_exactly_is_kept() -> None:
+def test_an_objective_that_is_reached_exactly_is_met() -> None:
     what = found(lambda rate: 0.99 if rate <= 2 else 0.98999)
     assert what.rate_per_s == pytest.approx(2, rel=0.05)
 

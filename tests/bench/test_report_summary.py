@@ -34,7 +34,7 @@ def test_rates_count_over_the_time_from_the_first_arrival_to_the_last_end() -> N
     assert figures.goodput_per_device == pytest.approx(1 / 2.0 / 2)
 
 
-def test_whoever_never_got_a_token_misses_the_objectives_but_is_in_no_latency() -> None:
+def test_a_request_without_a_token_misses_the_objectives_but_is_in_no_latency() -> None:
     figures = summarize(result(outcome(), outcome(1.0), failure(2.0)), OBJECTIVES)
     assert (figures.requests, figures.failed) == (3, 1)
     assert figures.attainment == pytest.approx(2 / 3)

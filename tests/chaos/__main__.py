@@ -33,7 +33,6 @@ from tests.chaos.isolated import ProcessExit, run_isolated
 from tests.chaos.report import PAGE, render_page
 from tests.chaos.results import FILE, AlreadyRunningError, CaseResults, ResultsByCase, Run
 
-_ROOT = Path(__file__).resolve().parents[2]
 _QUICK_MINUTES = 2.0
 _DEADLINE_FACTOR = 3.0
 """Times its minutes: a case that takes longer is ended."""

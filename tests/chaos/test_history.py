@@ -172,7 +172,7 @@ def test_a_counter_that_does_not_return_to_zero_is_found() -> None:
     assert broken(history) == [Invariant.COUNTERS, Invariant.COUNTERS]
 
 
-def test_a_leg_that_was_sent_to_a_barred_replica_is_found_and_an_earlier_one_is_not() -> None:
+def test_a_leg_that_was_sent_to_an_excluded_replica_is_found_and_an_earlier_leg_is_not() -> None:
     barred = [ExcludedReplica(replica_id="r", from_s=10.0, to_s=20.0, why="its drain")]
 
     def run(replica_id: str, began_at_s: float) -> list[Invariant]:

@@ -14,7 +14,7 @@ OK = LinkRow(
     source_id="p-1",
     target_id="d-1",
     state=LinkState.OK,
-    why="",
+    reason="",
     transport="cuda_ipc",
     bytes_per_s=187_400_000_000.0,
     setup_s=0.0012,
@@ -39,7 +39,7 @@ UNKNOWN = OK._replace(
     handoff_failures=0,
     probe_age_s=None,
 )
-QUARANTINED = OK._replace(state=LinkState.QUARANTINED, why="handshake timed out")
+QUARANTINED = OK._replace(state=LinkState.QUARANTINED, reason="handshake timed out")
 
 
 CASES = {

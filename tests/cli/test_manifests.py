@@ -104,7 +104,7 @@ def test_files_that_differ_are_not_replaced_and_nothing_else_is_written(tmp_path
     assert mine.read_bytes() == b"mine"
     assert not (tmp_path / "provisioning").exists()
     assert result.stderr.splitlines() == [
-        f"error: {tmp_path}: 1 of 2 files are there and differ: slo.json",
+        f"error: {tmp_path}: 1 of 2 files differ: slo.json",
         "next: write to another folder, or replace them with --force",
     ]
 

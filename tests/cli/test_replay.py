@@ -109,7 +109,7 @@ def test_what_a_reader_must_know_is_in_the_notes(server: CompletionServer, tmp_p
     file.write_text("\n".join(lines))
     report = report_of(str(file), "--url", server.url, "--skip-bad", "--speed", "2")
     notes = "\n".join(report["notes"])
-    for said in ("1 prompts were cut", "1 requests were left out", "1 lines", "squeezed 2", "own"):
+    for said in ("1 prompt was cut", "1 request was left out", "1 line of", "squeezed 2", "own"):
         assert said in notes
 
 

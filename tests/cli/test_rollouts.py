@@ -24,7 +24,7 @@ DONE: Report = {
     "changes": [{"reload": "live", "change": "slo.default.ttft: 2.0 -> 1.0"}],
     "resized": {},
     "replaced": ["decode"],
-    "why": ["decode: 0% of legs broke, and nobody ended"],
+    "reason": ["decode: 0% of legs broke, and nobody ended"],
     "code": ["0.1.0", "0.2.0"],
     "took_s": 12.3,
 }
@@ -71,7 +71,7 @@ def test_one_goes_back_to_the_last_good_generation_or_to_one_by_its_number() -> 
     assert scripted.asked[2:] == [3, ApplyOptions(wait=False, rollback=False, bake_s=60)]
 
 
-def test_what_is_taken_back_is_a_failure_that_says_why() -> None:
+def test_a_reverted_change_is_a_failure_with_a_reason() -> None:
     refused = ApplyRejected("rolled back, generation 2 is as before: it did not start", "look")
     for verb in ("rollback", "upgrade"):
         result = run(Scripted(refused), verb)
@@ -109,22 +109,28 @@ def test_generations_are_listed_with_their_fate_and_the_one_that_holds_is_marked
         at_s=1e9,
         operation="apply",
         status=GenerationStatus.REVERTED,
-        why="no such key",
+        reason="no such key",
     )
     rows = [asdict(first), asdict(second)]
     report: Report = {"generation": 1, "baton": "0.1.0", "generations": rows}
     shown = cast("list[dict[str, str]]", history_rows(report)["generations"])
     assert [row["generation"] for row in shown] == ["0", "1 *"]
-    assert (shown[0]["when"], shown[1]["when"][:4], shown[1]["why"]) == ("-", "2001", "no such key")
+    assert (shown[0]["when"], shown[1]["when"][:4], shown[1]["reason"]) == (
+        "-",
+        "2001",
+        "no such key",
+    )
     scripted = Scripted(report)
     assert "reverted" in run(scripted, "history").stdout
     assert json.loads(run(scripted, "history", "--json").stdout) == report
 
 
 def test_the_status_says_how_far_a_rollout_is() -> None:
-    told = {"what": "apply", "generation": 3, "state": "under way", "why": "replacing decode"}
-    report: Report = {"ingresses": [], "members": [], "rollout": {**told, "age_s": 12.0}}
-    assert status_of(report)["rollout"] == (
-        "apply, generation 3, under way 12 s ago: replacing decode"
-    )
+    progress = {"what": "apply", "generation": 3, "state": "in progress", "age_s": 12.0}
+    for key in ("reason", "why"):  # an earlier build stores the latter
+        rollout = {**progress, key: "replacing decode"}
+        report: Report = {"ingresses": [], "members": [], "rollout": rollout}
+        assert status_of(report)["rollout"] == (
+            "apply, generation 3, in progress 12 s ago: replacing decode"
+        )
     assert "rollout" not in status_of({"ingresses": [], "members": []})

@@ -62,7 +62,7 @@ def test_without_a_time_it_holds_for_good() -> None:
     assert (result.exit_code, asked.words) == (0, ["decode", 0, None, "h:1"])
 
 
-def test_it_is_taken_back() -> None:
+def test_auto_clears_the_override() -> None:
     _, asked = run("decode", "--auto")
     assert asked.words == ["decode", None]
 
@@ -85,12 +85,12 @@ def test_a_refusal_says_why_and_what_to_do() -> None:
 def test_fewer_replicas_drain_and_the_way_back_is_named() -> None:
     told = report_line({**SCALED, "target": 1, "override": {"replicas": 1, "remaining_s": None}})
     assert told == (
-        "decode: 2 -> 1 replicas, 1 draining before they stop; "
+        "decode: 2 -> 1 replica, 1 draining before they stop; "
         "stays so until 'baton scale decode --auto'"
     )
 
 
-def test_what_is_taken_back_says_who_scales_from_now_on() -> None:
+def test_a_cleared_override_says_who_scales_from_now_on() -> None:
     told = report_line({**SCALED, "target": 2, "override": None})
     assert told == "decode: 2 replicas; from now on slo"
 

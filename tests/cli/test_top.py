@@ -60,7 +60,7 @@ STATUS: dict[str, Any] = {
     "up_s": 734.0,
     "generation": 3,
     "classes": [CLASS],
-    "demand": {"requests_per_s": 12.6, "refused_per_s": 0.2, "in_flight": 31, "queued": 2},
+    "demand": {"requests_per_s": 12.6, "rejected_per_s": 0.2, "in_flight": 31, "queued": 2},
     "pools": [POOL],
     "autoscaler": {"paused_reason": ""},
     "ingresses": [INGRESS],
@@ -110,7 +110,7 @@ def screen(
 # ---------------------------------------------------------------------------------- the report
 
 
-def test_goodput_is_what_came_out_as_promised_of_what_ended() -> None:
+def test_goodput_is_the_part_of_ended_requests_that_met_their_objectives() -> None:
     other = CLASS | {"class": "batch", "requests_per_s": 7.6, "goodput_per_s": 2.8}
     service = told(classes=[CLASS, other])["service"]
     assert (service["goodput_per_s"], service["ended_per_s"]) == (15.0, 20.0)
@@ -152,7 +152,7 @@ def test_the_worst_pairs_come_first_and_all_are_counted() -> None:
             "the autoscaler holds still: nobody reports",
         ),
         ({"pools": [POOL | {"trouble": "it died\nwhy"}]}, "pool decode: it died"),
-        ({"ingresses": [INGRESS | {"healthy": False}]}, "1 of 1 ingresses cannot serve"),
+        ({"ingresses": [INGRESS | {"healthy": False}]}, "1 of 1 ingress cannot serve"),
         ({"ingresses": [INGRESS | {"unjoined": {"d": "x"}}]}, "not joined everywhere: d"),
         (
             {"ingresses": [INGRESS | {"policy": {"failures": 2}}]},
@@ -188,7 +188,7 @@ SCREENS = {
     "what looks like markup is shown as it is": screen(
         told(
             story=STORY | {"request_id": "[/a]", "slo_class": "[red]"},
-            links=[LINK | {"source_id": "[/b]", "why": "[/c]"}],
+            links=[LINK | {"source_id": "[/b]", "reason": "[/c]"}],
             classes=[CLASS | {"class": "[/d]"}],
             pools=[POOL | {"pool": "[/e]"}],
         ),
@@ -231,9 +231,9 @@ def test_no_deployment_is_too_large_for_a_screen(
 
 
 def test_a_line_break_in_a_name_or_a_trouble_takes_no_line() -> None:
-    plain = told(links=[LINK | {"why": "no answer"}], autoscaler={"paused_reason": "it died"})
+    plain = told(links=[LINK | {"reason": "no answer"}], autoscaler={"paused_reason": "it died"})
     broken = told(
-        links=[LINK | {"why": "no\nanswer"}], autoscaler={"paused_reason": "it\r\n  died"}
+        links=[LINK | {"reason": "no\nanswer"}], autoscaler={"paused_reason": "it\r\n  died"}
     )
     assert screen(broken, width=160) == screen(plain, width=160)
 

@@ -24,7 +24,7 @@ STORY: dict[str, Any] = {
     "tenant": "acme",
     "verdict": "missed",
     "missed": "ttft",
-    "objectives": [{"objective": "ttft", "promised_s": 0.15, "got_s": 0.2, "met": False}],
+    "objectives": [{"objective": "ttft", "objective_s": 0.15, "actual_s": 0.2, "met": False}],
     "prompt_tokens": 30,
     "output_tokens": 64,
     "first_token_s": 0.2,

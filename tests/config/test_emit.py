@@ -103,7 +103,7 @@ def test_what_was_planned_is_what_is_loaded(
         assert got.engine.max_num_seqs == QUESTION.space.max_running_requests
 
 
-def test_the_deployment_promises_what_the_plan_was_made_for(tmp_path: Path) -> None:
+def test_the_deployment_has_the_objectives_that_the_plan_was_made_for(tmp_path: Path) -> None:
     classes = (
         SloClass(objectives=Objectives(ttft_s=0.75, tpot_s=0.03), attainment=0.95),
         SloClass(name="batch", objectives=Objectives(ttft_s=10), attainment=0.8),
@@ -118,7 +118,7 @@ def test_the_deployment_promises_what_the_plan_was_made_for(tmp_path: Path) -> N
     assert slo.classes["whenever"].ttft_s is None  # who asks for it is let in all the same
 
 
-def test_a_plan_without_promises_makes_none(tmp_path: Path) -> None:
+def test_a_plan_without_objectives_sets_none(tmp_path: Path) -> None:
     classes = (SloClass(objectives=Objectives()),)
     plan, chosen = planned(FleetKind.COLOCATED, replace(QUESTION, classes=classes))
     text = render_plan(plan, chosen, source=MODEL, stored_dtype=None)

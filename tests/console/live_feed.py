@@ -105,7 +105,7 @@ class LiveFeed:
 
     async def links(self) -> Sequence[Row]:
         ok = LinkRow("", "", LinkState.OK, "", "tcp", 9e9, 0.1, 0.1, 0.2, 5, 900, 0, 0, 1, 1.0, 2.0)
-        bad = ok._replace(state=LinkState.QUARANTINED, why="side channel: no answer", failures=3)
+        bad = ok._replace(state=LinkState.QUARANTINED, reason="side channel: no answer", failures=3)
         sources = [name for name, role in REPLICAS.items() if role is Role.PREFILL]
         targets = [name for name, role in REPLICAS.items() if role is Role.DECODE]
         pairs = [(source, target) for source in sources for target in targets]
@@ -187,7 +187,7 @@ def _tick(number: int, *, is_start: bool) -> AutoscalerTick:
         target_replicas=3,
         desired_replicas=3,
         reason=ScalingReason.DEMAND if is_start else ScalingReason.STEADY,
-        why="decode needs 2.6 now, 2.8 in 42 s, so 3 play it",
+        detail="decode needs 2.6 now, 2.8 in 42 s, so 3 play it",
         inputs={"need_now": 2.6, "need_later": 2.8, "horizon_s": 41.5, "target": 3.0},
     )
     actions = (StartReplicas(pool="decode", replicas=1),) if is_start else ()

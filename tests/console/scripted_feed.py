@@ -24,7 +24,7 @@ OVERVIEW: Row = {
         {"class": "fast", "attainment": 0.9, "requests_per_s": 4.0, "goodput_per_s": 3.0},
         {"class": "slow", "attainment": None, "requests_per_s": 0.0, "goodput_per_s": 0.0},
     ],
-    "demand": {"requests_per_s": 5.0, "refused_per_s": 0.5, "in_flight": 7, "queued": 2},
+    "demand": {"requests_per_s": 5.0, "rejected_per_s": 0.5, "in_flight": 7, "queued": 2},
     "autoscaler": {"policy": "slo", "paused_reason": "", "last_action": None},
     "ingresses": [
         {

@@ -184,7 +184,7 @@ async def test_a_hostile_id_comes_back_as_data_and_as_nothing_else(
 async def test_a_request_that_nobody_remembers_is_said_to_be_so(client: httpx.AsyncClient) -> None:
     answer = await client.get("api/request", params={"id": "gone"})
     assert answer.status_code == 404
-    assert "nobody remembers it" in answer.json()["why"]
+    assert "nobody remembers it" in answer.json()["reason"]
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * (MAX_REQUEST_ID_CHARS + 1)])
@@ -193,7 +193,7 @@ async def test_an_id_of_no_length_or_too_much_is_refused(
 ) -> None:
     answer = await client.get("api/request", params={"id": request_id})
     assert answer.status_code == 400
-    assert str(MAX_REQUEST_ID_CHARS) in answer.json()["why"]
+    assert str(MAX_REQUEST_ID_CHARS) in answer.json()["reason"]
 
 
 async def test_the_configuration_is_sent_once_for_each_content(client: httpx.AsyncClient) -> None:
@@ -215,7 +215,7 @@ async def test_a_feed_that_does_not_answer_is_said_in_words(feed: ScriptedFeed, 
     async with client_of(app_of(feed, deadline_s=0.01)) as client:
         answer = await client.get("api/config")
     assert answer.status_code == 503
-    assert why in answer.json()["why"]
+    assert why in answer.json()["reason"]
     assert "secret" not in answer.text
     assert "Traceback" not in answer.text
 
@@ -253,7 +253,7 @@ async def test_a_hostile_id_begins_no_event_of_its_own() -> None:
 async def test_a_topic_that_does_not_exist_is_refused(client: httpx.AsyncClient) -> None:
     answer = await client.get("events", params={"topics": "latest,prompts"})
     assert answer.status_code == 400
-    assert answer.json()["why"].startswith("no topic 'prompts', there are overview, ")
+    assert answer.json()["reason"].startswith("no topic 'prompts', there are overview, ")
 
 
 async def test_a_viewer_for_whom_there_is_no_room_is_told_when_to_come_again() -> None:
@@ -264,7 +264,7 @@ async def test_a_viewer_for_whom_there_is_no_room_is_told_when_to_come_again() -
             answer = await client.get("events")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "10"
-        assert answer.json()["why"] == "1 pages watch already; retry in 10 s"
+        assert answer.json()["reason"] == "1 pages watch already; retry in 10 s"
 
 
 async def test_a_viewer_that_leaves_makes_room() -> None:

@@ -204,7 +204,7 @@ async def test_a_viewer_is_told_that_the_controller_does_not_answer_and_since_wh
     async with opened(feed) as hub:
         trouble = await Reader(hub).event("trouble")
     assert trouble["source"] == "overview"
-    assert "it does not answer" in trouble["why"]
+    assert "it does not answer" in trouble["reason"]
     assert trouble["for_s"] >= 0
 
 
@@ -214,7 +214,7 @@ async def test_a_feed_that_does_not_answer_in_time_is_named() -> None:
         feed, PollOptions(interval_s=0.0, deadline_s=0.01, stop_polling_after_s=0.0)
     ) as hub:
         trouble = await Reader(hub, Topic.LINKS).event("trouble")
-    assert (trouble["source"], trouble["why"]) == ("links", "no answer within 0.01 s")
+    assert (trouble["source"], trouble["reason"]) == ("links", "no answer within 0.01 s")
 
 
 async def test_one_source_that_fails_does_not_hold_up_the_others() -> None:
@@ -224,14 +224,14 @@ async def test_one_source_that_fails_does_not_hold_up_the_others() -> None:
         assert len((await mailbox.event("latest"))["requests"]) == 2
 
 
-async def test_when_a_source_answers_again_its_trouble_is_taken_back() -> None:
+async def test_when_a_source_answers_again_its_trouble_is_withdrawn() -> None:
     feed = ScriptedFeed(errors={"links": LinkFailed("ingress", "gone")})
     async with opened(feed) as hub:
         mailbox = Reader(hub, Topic.LINKS)
-        assert (await mailbox.event("trouble"))["why"] is not None
+        assert (await mailbox.event("trouble"))["reason"] is not None
         feed.errors.clear()
         async with asyncio.timeout(TIMEOUT_S):
-            while (await mailbox.event("trouble"))["why"] is not None:
+            while (await mailbox.event("trouble"))["reason"] is not None:
                 pass
         newcomer = Reader(hub, Topic.LINKS)
         assert "event: trouble" not in await newcomer.rest()
@@ -251,7 +251,7 @@ async def test_a_bug_is_logged_once_and_never_shown(caplog: pytest.LogCaptureFix
         async with opened(feed) as hub:
             trouble = await Reader(hub, Topic.TICKS).event("trouble")
             await wait_until(lambda: feed.calls["ticks"] > 5)
-    assert trouble["why"] == "see the controller's log"
+    assert trouble["reason"] == "see the controller's log"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "secret of the code" in str(caplog.records[0].exc_text)
 

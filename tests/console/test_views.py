@@ -46,8 +46,8 @@ def test_ingresses_are_added_up() -> None:
 
 
 def test_ingresses_that_say_nothing_are_named() -> None:
-    view = cast("dict[str, Any]", overview_view({**OVERVIEW, "silent": ["i-3"]})["ingresses"])
-    assert view["silent"] == ["i-3"]
+    view = cast("dict[str, Any]", overview_view({**OVERVIEW, "unresponsive": ["i-3"]})["ingresses"])
+    assert view["unresponsive"] == ["i-3"]
 
 
 def test_the_overview_leaves_the_replicas_out() -> None:

@@ -158,7 +158,7 @@ class EngineTests:
         return tuple(rng.randrange(3, 97) for _ in range(tokens))
 
     async def run_prefill(self, pair: RunningPair, prompt: tuple[int, ...]) -> KvHandle:
-        """Run a prefill leg and return its ticket."""
+        """Run a prefill leg and return its KV handle."""
         leg = self.make_leg(LegKind.PREFILL, prompt, max_tokens=1)
         await pair.prefill.run(leg)
         ticket = pair.prefill.outputs(leg.leg_id)[-1].kv_handle
@@ -290,7 +290,7 @@ class EngineContract(EngineTests):
         assert decode.outputs(leg.leg_id) == (output,)
 
     # ------------------------------------------------------------------ handoff
-    async def test_a_prefill_leg_gives_one_token_and_a_ticket_for_its_prompt(
+    async def test_a_prefill_leg_gives_one_token_and_a_kv_handle_for_its_prompt(
         self, engine_pair: RunningPair
     ) -> None:
         prefill = engine_pair.prefill
@@ -305,7 +305,7 @@ class EngineContract(EngineTests):
         assert output.kv_handle.blocks == 4
         await engine_pair.decode.engine.release(output.kv_handle)
 
-    async def test_a_decode_leg_with_a_ticket_gives_the_tokens_of_a_local_leg(
+    async def test_a_decode_leg_with_a_kv_handle_gives_the_tokens_of_a_local_leg(
         self, engine_pair: RunningPair
     ) -> None:
         prompt = self.new_prompt(2 * engine_pair.prefill.facts.block_size_tokens + 7)
@@ -362,7 +362,7 @@ class EngineContract(EngineTests):
         await engine_pair.decode.run(leg)
         await self.wait_freed(engine_pair.prefill, before)
 
-    async def test_releasing_an_unpulled_ticket_frees_the_source(
+    async def test_releasing_an_unpulled_kv_handle_frees_the_source(
         self, engine_pair: RunningPair
     ) -> None:
         before = await self.kv_used(engine_pair.prefill)
@@ -373,7 +373,7 @@ class EngineContract(EngineTests):
             await engine_pair.decode.engine.release(ticket)
         await self.wait_freed(engine_pair.prefill, before)
 
-    async def test_a_prefix_fetch_spares_what_its_ticket_covers_and_gives_the_same_tokens(
+    async def test_a_prefix_fetch_spares_what_its_kv_handle_covers_and_gives_the_same_tokens(
         self, engine_pair: RunningPair
     ) -> None:
         decode = engine_pair.decode
@@ -462,7 +462,7 @@ class EngineContract(EngineTests):
         await self._abort_and_check(decode, leg)
         await self.wait_freed(decode, before)
 
-    async def test_an_aborted_prefill_leg_frees_its_blocks_unless_it_gave_a_ticket_first(
+    async def test_an_aborted_prefill_leg_frees_its_blocks_unless_it_gave_a_kv_handle_first(
         self, engine_pair: RunningPair
     ) -> None:
         prefill = engine_pair.prefill

@@ -160,7 +160,7 @@ class PairWorld:
         ticket: bool = True,
         cached_tokens: int | None = 16,
     ) -> None:
-        """The engine finishes a leg: a prefill leg hands out a ticket, a decode leg has pulled."""
+        """The engine finishes a leg: a prefill leg gives a KV handle, a decode leg has pulled."""
         leg_id = leg_id or next(iter(self.running))
         command = self.running.pop(leg_id)
         leg = command.leg
@@ -181,7 +181,7 @@ class PairWorld:
         if self.prober.owns(output.leg_id):
             self.execute(self.prober.on_output(output, self.now_s))
         elif output.kv_handle is not None:
-            # As the coordinator does with any late ticket.
+            # As the coordinator does with any late KV handle.
             self.release_orphan(self.lease(output.leg_id, replica_id, output.kv_handle))
 
     def fail(self, failure: LegFailure, leg_id: str | None = None) -> None:

@@ -64,7 +64,7 @@ class FixedPolicy:
             name: DesiredReplicas(
                 replicas=count,
                 reason=ScalingReason.DEMAND,
-                why=f"the test wants {count}",
+                detail=f"the test wants {count}",
                 role_flips=self.flips.get(name, {}),
             )
             for name, count in self.replicas.items()

@@ -107,13 +107,13 @@ def test_what_cannot_be_loaded_is_refused_and_says_why(
     found = load_adapter(added(AdapterRegistry(), order("had", "acme/had")), what, ONE)
     assert isinstance(found, AdapterRejection)
     assert found.status == status
-    assert why in found.why
+    assert why in found.reason
 
 
 def test_with_several_models_the_one_that_is_meant_is_named() -> None:
     refused = load_adapter(AdapterRegistry(), order(), TWO)
     assert isinstance(refused, AdapterRejection)
-    assert "base_model_name" in refused.why
+    assert "base_model_name" in refused.reason
     registry = added(AdapterRegistry(), order(model="large"), TWO)
     assert requestable_adapters(registry, "tiny", TWO) == {}
     assert list(requestable_adapters(registry, "large", TWO)) == ["sql"]
@@ -124,18 +124,18 @@ def test_with_several_models_the_one_that_is_meant_is_named() -> None:
 def test_where_none_may_be_loaded_it_says_what_to_set() -> None:
     found = load_adapter(AdapterRegistry(), order(), OFF)
     assert isinstance(found, AdapterRejection)
-    assert "models.tiny.runtime_adapters.max" in found.why
+    assert "models.tiny.runtime_adapters.max" in found.reason
 
 
 def test_a_tenant_and_a_model_have_as_many_as_they_may() -> None:
     registry = added(added(AdapterRegistry(), order("a")), order("b"))
     refused = load_adapter(registry, order("c"), ONE)
     assert isinstance(refused, AdapterRejection)
-    assert "max_per_tenant" in refused.why
+    assert "max_per_tenant" in refused.reason
     registry = added(registry, order("c", tenant="other"))
     refused = load_adapter(registry, order("d", tenant="third"), ONE)
     assert isinstance(refused, AdapterRejection)
-    assert "runtime_adapters.max " in refused.why
+    assert "runtime_adapters.max " in refused.reason
     # One that drains has given up its place, and one that is replaced needs no other.
     added(removed(registry, "a"), order("d"))
     added(registry, order("c", in_place=True, tenant="other"))

@@ -169,7 +169,7 @@ def test_an_override_may_go_below_the_pools_least() -> None:
     assert only(scaler.tick(observe(1.0, prefill(2)))).target_replicas == 0
 
 
-def test_an_override_is_taken_back() -> None:
+def test_an_override_is_cleared() -> None:
     scaler = Autoscaler(FixedPolicy(prefill=2), options())
     scaler.override("prefill", 5, until_s=None, now_s=0.0)
     assert scaler.clear_override("prefill")
@@ -346,7 +346,7 @@ def test_a_pool_without_bounds_or_wants_is_left_as_it_is() -> None:
     scaler = Autoscaler(FixedPolicy(prefill=9), options(bounds={"decode": PoolBounds(max=5)}))
     tick = scaler.tick(observe(0.0, prefill(2), decode(2)))
     assert tick.actions == ()
-    whys = [each.why for each in tick.decisions]
+    whys = [each.detail for each in tick.decisions]
     assert whys == [
         "the policy says nothing of this pool",
         "no bounds are configured for this pool, so it is left as it is",
@@ -408,7 +408,7 @@ def test_starts_that_do_not_come_up_are_not_piled_upon() -> None:
     assert only(patient).target_replicas == 9
     stuck = scaler.tick(observe(181.0, prefill(2, starting=2)))
     assert (only(stuck).target_replicas, only(stuck).limited_by) == (4, "starting")
-    assert "2 have been starting for 181 s, which takes 60 s" in only(stuck).why
+    assert "2 have been starting for 181 s, which takes 60 s" in only(stuck).detail
     ready = scaler.tick(observe(182.0, prefill(3, starting=1)))
     assert only(ready).target_replicas == 9
 
@@ -469,4 +469,4 @@ def test_decisions_keep_their_inputs() -> None:
 
     tick = Autoscaler(Explains(prefill=3), options()).tick(observe(0.0, prefill(2)))
     assert only(tick).inputs == {"need": 4.2}
-    assert only(tick).why == "the test wants 3"
+    assert only(tick).detail == "the test wants 3"

@@ -493,7 +493,7 @@ def test_a_broken_transfer_makes_the_request_local() -> None:
 
 
 @pytest.mark.parametrize("finish", [FinishReason.ERROR, FinishReason.ABORT])
-def test_a_broken_prefill_that_hands_out_a_ticket_has_its_blocks_freed(
+def test_a_broken_prefill_that_hands_out_a_kv_handle_has_its_blocks_freed(
     finish: FinishReason,
 ) -> None:
     world = World()
@@ -510,7 +510,7 @@ def test_a_broken_prefill_that_hands_out_a_ticket_has_its_blocks_freed(
     assert world.tokens["r"] == [0, 1, 2, 3]
 
 
-def test_a_prefill_without_a_ticket_makes_the_request_local() -> None:
+def test_a_prefill_without_a_kv_handle_makes_the_request_local() -> None:
     world = World()
     world.join_prefill_decode()
     world.arrive(request("r"))
@@ -545,7 +545,7 @@ def test_cancelling_a_queued_or_unknown_request_is_harmless() -> None:
     assert world.errors == {}
 
 
-def test_a_ticket_that_comes_after_the_cancel_is_released() -> None:
+def test_a_kv_handle_that_comes_after_the_cancel_is_released() -> None:
     world = World()
     world.join_prefill_decode()
     world.arrive(request("r"))

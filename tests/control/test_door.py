@@ -148,7 +148,7 @@ def test_who_is_refused_unread_is_a_miss_like_one_that_was_read_and_shed() -> No
     assert door(at) == {("default", "shed", "queue_full"): 2}
 
 
-def test_who_is_refused_unread_for_its_own_doing_is_barred_and_no_demand() -> None:
+def test_a_client_error_of_an_unread_request_is_counted_and_is_no_demand() -> None:
     at = world()
     before = at.coordinator.report("c", 0.0).demand
     refuse(at, RateLimited("-", 1.0, "used up"), tenant="slow")

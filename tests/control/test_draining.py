@@ -58,7 +58,7 @@ def step_all(world: World, replica_id: str) -> None:
             world.step(leg_id)
 
 
-def test_streams_may_end_where_they_are_within_the_patience() -> None:
+def test_streams_may_end_where_they_are_within_the_drain_timeout() -> None:
     world = streams(3, max_tokens=5)
     world.advance(4.9)
     assert len(on(world, "d0")) == 3
@@ -200,7 +200,7 @@ def test_a_prefill_replica_finishes_its_prompts_and_keeps_their_blocks() -> None
     assert world.records["r"].resumes == 0
 
 
-def test_a_patience_begins_once() -> None:
+def test_a_drain_timeout_begins_once() -> None:
     world = streams(1)
     world.advance(4.0)
     world.drain("d0")
@@ -208,7 +208,7 @@ def test_a_patience_begins_once() -> None:
     assert on(world, "d1") == ["r0"]
 
 
-def test_a_patience_that_is_changed_counts_for_the_next_drain() -> None:
+def test_a_changed_drain_timeout_holds_for_the_next_drain() -> None:
     world = streams(1)
     world.coordinator.reconfigure(
         limits=replace(PATIENT, drain_timeout_s=1.0, max_drain_migrations=7)

@@ -174,7 +174,7 @@ def test_who_leaves_during_the_transfer_teaches_what_it_got() -> None:
     assert world.coordinator.fleet_model.timings.expected_output_tokens(100) < 10
 
 
-def test_a_policy_may_hold_it_back_for_the_pace_that_is_promised() -> None:
+def test_a_policy_may_hold_it_back_for_the_tpot_objective() -> None:
     for tpot_s, given in ((10.0, True), (1e-6, False)):
         options = PredictedOptions(tpot_slo_s=tpot_s, disaggregate=Disaggregate.ALWAYS)
         world = World(EARLY, policy=PredictedPlacer(options))

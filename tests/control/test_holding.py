@@ -67,7 +67,7 @@ def test_the_newest_of_the_lowest_band_makes_room_and_only_for_a_higher_one() ->
     assert WaitQueue().victim(HIGH) is None
 
 
-def test_whoever_comes_to_an_empty_house_is_first() -> None:
+def test_a_request_that_finds_an_empty_queue_is_first() -> None:
     here = WaitQueue()
     assert here.position(LOW, one(), replicas=1, now_s=0.0) is None
     here.add(LOW, one(), 0.0)
@@ -184,7 +184,7 @@ def test_turns_are_taken_to_last_longer_once_some_waited_in_vain_for_streams_to_
     assert after_s(LOW) == pytest.approx(2.5 * before_s)
 
 
-def test_whoever_waits_in_vain_makes_its_band_doubted_and_turns_make_it_trusted_again() -> None:
+def test_a_queue_timeout_raises_the_misprediction_rate_of_its_band_and_turns_lower_it() -> None:
     here = WaitQueue()
     assert here.misprediction_rate(LOW) == 0.0
     here.add(LOW, one(name="first"), 0.0)

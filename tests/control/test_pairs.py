@@ -384,12 +384,12 @@ def test_a_target_that_does_not_say_what_was_cached_is_believed() -> None:
     assert state(at) is LinkState.OK
 
 
-def test_a_source_that_hands_out_no_ticket_quarantines_the_pair() -> None:
+def test_a_source_that_hands_out_no_kv_handle_quarantines_the_pair() -> None:
     at = world()
     at.answer_check()
     at.finish(ticket=False)
     assert state(at) is LinkState.QUARANTINED
-    assert "without a ticket" in at.links.why("p0", "d0")
+    assert "without a KV handle" in at.links.why("p0", "d0")
 
 
 @pytest.mark.parametrize("ticket", [True, False])
@@ -420,7 +420,7 @@ def test_a_prefill_over_its_deadline_is_aborted_and_says_nothing_of_the_pair() -
     at.advance(2.1)
     assert list(at.aborts) == list(at.running)
     assert state(at) is LinkState.UNKNOWN
-    at.finish()  # its ticket comes late, and is released like any other
+    at.finish()  # its KV handle comes late, and is released like any other
     assert at.leased == {}
 
 
@@ -580,7 +580,7 @@ def test_a_quarantine_by_failed_handoffs_is_said_and_its_end_too() -> None:
         at.execute(at.prober.suspect("p0", "d0", at.now_s))
     (notice,) = at.prober.pop_notices()
     assert notice.kind is PairNoticeKind.QUARANTINED
-    assert notice.why == "3 handoffs failed in a row: timed out"
+    assert notice.reason == "3 handoffs failed in a row: timed out"
     at.complete_all_probes()
     assert kinds(at) == [PairNoticeKind.RECOVERED]
 
@@ -597,7 +597,7 @@ def test_a_source_that_no_target_reaches_is_said_once() -> None:
     notices = at.prober.pop_notices()
     (said,) = [n for n in notices if n.kind is PairNoticeKind.SOURCE_UNREACHABLE]
     assert (said.source_id, said.target_id) == ("p0", None)
-    assert said.why == "none of 3 replicas reaches it; the last said: side channel: no listener"
+    assert said.reason == "none of 3 replicas reaches it; the last said: side channel: no listener"
     at.advance(3.1)
     while at.checks:
         at.answer_check(ok=False)

@@ -343,7 +343,7 @@ def test_streams_with_tokens_are_placed_before_those_without() -> None:
     assert len(sent) == 3
 
 
-def test_whoever_loses_a_second_replica_pays() -> None:
+def test_a_request_that_loses_a_second_replica_uses_the_retry_budget() -> None:
     """Or a request that kills its replicas would be carried from one to the next."""
     world = mixed(3, replace(QUICK, recovery=NO_BUDGET))
     arrive(world, 1)
@@ -396,7 +396,7 @@ def test_those_who_fail_where_others_are_known_to_be_well_go_there_for_nothing()
     assert len(legs_on(world, "m1")) == 40
 
 
-def test_where_everything_fails_second_tries_stay_within_the_budget() -> None:
+def test_where_everything_fails_retries_stay_within_the_budget() -> None:
     world = mixed(4)
     for _ in range(200):
         arrive(world, 1)

@@ -256,7 +256,7 @@ def test_what_a_placement_has_predicted_is_not_slack_any_more() -> None:
     assert report(world).slack_s == pytest.approx(1.0), "what was predicted is over"
 
 
-def test_who_is_held_goes_one_after_the_other() -> None:
+def test_queued_requests_are_admitted_one_after_the_other() -> None:
     slo = Slo(ttft_s=2.0)
     waiting = [
         RequestState(request=evolve(request(f"r{number}"), arrived_at_s=0.1 * number), slo=slo)

@@ -56,7 +56,7 @@ def test_new_replicas_that_do_as_well_go_on_when_they_were_watched_long_enough()
         (RolloutCounts(200, 0, 200, 120), "40% of 200 requests missed"),
     ],
 )
-def test_new_replicas_that_do_worse_are_taken_back_before_all_are_replaced(
+def test_new_replicas_that_do_worse_cause_a_rollback_before_all_are_replaced(
     new: RolloutCounts, why: str
 ) -> None:
     verdict = evaluate_stage(
@@ -73,12 +73,12 @@ def test_one_that_ends_by_itself_is_one_too_many() -> None:
     )
 
 
-def test_with_nothing_to_compare_with_only_hopeless_ones_are_taken_back() -> None:
+def test_without_a_comparison_only_hopeless_replicas_cause_a_rollback() -> None:
     assert step(StageObservation(new=RolloutCounts(40, 39))) is RolloutAction.ROLL_BACK
     assert step(StageObservation(new=RolloutCounts(40, 20), baked_s=10)) is RolloutAction.PROCEED
 
 
-def test_a_roll_forward_out_of_trouble_is_not_taken_back() -> None:
+def test_a_roll_forward_out_of_trouble_is_not_reverted() -> None:
     assert (
         step(StageObservation(old=RolloutCounts(300, 290), new=RolloutCounts(300, 200), baked_s=10))
         is RolloutAction.PROCEED
@@ -106,7 +106,7 @@ def test_more_broken_legs_never_make_it_better(trial: StageObservation, more: in
 
 
 @given(tallies(), st.none() | st.floats(0, 60))
-def test_the_same_figures_are_never_taken_back(both: RolloutCounts, baked_s: float | None) -> None:
+def test_equal_figures_never_cause_a_rollback(both: RolloutCounts, baked_s: float | None) -> None:
     assume(both.legs)
     assert (
         step(StageObservation(old=both, new=both, baked_s=baked_s)) is not RolloutAction.ROLL_BACK

@@ -105,7 +105,7 @@ def test_an_adapter_that_cannot_be_loaded_holds_nobody_up_afterwards() -> None:
     at.coordinator.check_integrity()
 
 
-def test_what_can_wait_is_held_and_what_would_be_late_is_refused_at_once() -> None:
+def test_a_request_that_can_wait_is_queued_and_one_that_would_be_late_is_rejected_at_once() -> None:
     at = world()
     for number in range(4):
         ask(at, f"r{number}")
@@ -173,7 +173,7 @@ def test_to_be_asked_of_whom_one_more_would_be_refused_changes_nothing() -> None
     assert str(at.errors) == str(other.errors)
 
 
-def test_one_that_is_held_is_let_in_when_the_engine_is_done_with_what_is_before_it() -> None:
+def test_a_queued_request_is_admitted_when_the_engine_is_done_with_those_before_it() -> None:
     at = world()
     ask(at, "first")
     ask(at, "second")
@@ -185,7 +185,7 @@ def test_one_that_is_held_is_let_in_when_the_engine_is_done_with_what_is_before_
     assert {record.outcome for record in at.records.values()} == {Phase.FINISHED}
 
 
-def test_one_that_is_held_is_let_in_when_the_engines_queue_is_predicted_to_be_short() -> None:
+def test_a_queued_request_is_admitted_when_the_engines_queue_is_predicted_to_be_short() -> None:
     at = world()
     ask(at, "first")
     ask(at, "second")
@@ -225,7 +225,7 @@ def test_when_the_last_one_who_waits_goes_nothing_is_due_at_once_for_ever() -> N
     assert due_at_s > at.now_s
 
 
-def test_one_that_is_held_and_would_now_be_late_is_evicted_when_its_engine_falls_behind() -> None:
+def test_a_queued_request_that_would_now_be_late_is_evicted_when_its_engine_falls_behind() -> None:
     at = world()
     ask(at, "first")
     ask(at, "second")
@@ -235,7 +235,7 @@ def test_one_that_is_held_and_would_now_be_late_is_evicted_when_its_engine_falls
     assert at.records["second"].outcome is Phase.EVICTED
 
 
-def test_one_that_is_held_is_let_in_as_soon_as_a_leg_ends_sooner_than_predicted() -> None:
+def test_a_queued_request_is_admitted_as_soon_as_a_leg_ends_sooner_than_predicted() -> None:
     at = world()
     ask(at, "first")
     ask(at, "second")
@@ -353,7 +353,7 @@ def test_a_prompt_too_long_for_its_objective_is_served_when_there_is_room() -> N
     assert runs(at) == ["long"]
 
 
-def test_whoever_is_promised_nothing_waits_rather_than_fill_the_engines_queue() -> None:
+def test_a_request_without_objectives_waits_rather_than_fill_the_engines_queue() -> None:
     at = world()
     for number in range(5):
         ask(at, f"b{number}", slo="batch")
@@ -366,7 +366,7 @@ def test_whoever_is_promised_nothing_waits_rather_than_fill_the_engines_queue() 
     assert runs(at)[0] == "rush"
 
 
-def test_without_promises_everybody_goes_straight_to_the_engines() -> None:
+def test_without_objectives_every_request_goes_straight_to_the_engines() -> None:
     at = world(ServiceRules())
     for number in range(8):
         ask(at, f"r{number}")
@@ -399,7 +399,7 @@ def test_without_promises_a_gate_is_told_of_a_queue_that_is_too_long() -> None:
     assert [tenant for tenant, _, _ in shed(at)] == ["default"], "nobody has a name of its own here"
 
 
-def test_without_promises_a_prompt_that_takes_longer_than_that_alone_is_let_in() -> None:
+def test_without_objectives_a_prompt_that_takes_longer_than_that_alone_is_admitted() -> None:
     at = world(ServiceRules(), replace(LIMITS, first_token_timeout_s=2.0))
     ask(at, "long", tokens=4000)
     assert runs(at) == ["long"]
@@ -477,7 +477,7 @@ def test_names_that_nobody_knows_share_the_limits_of_default() -> None:
     assert {record.tenant for record in at.records.values()} == {"default"}
 
 
-def test_other_rules_hold_from_now_on_and_promises_that_were_made_stay() -> None:
+def test_new_rules_hold_from_now_on_and_earlier_objectives_stay() -> None:
     at = world()
     for number in range(2):
         ask(at, f"r{number}")

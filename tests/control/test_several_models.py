@@ -14,8 +14,6 @@ from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimi
 from baton.policy.scaling.pools.groups import PerModelPolicy
 from benchmarks.policies.hpa import Hpa
 
-TOKENS_PER_S = 1_000.0
-"""What a replica decodes."""
 BUDGET = 8
 
 

@@ -241,7 +241,7 @@ class World:
     # ------------------------------------------------------------ what replicas do
 
     def step(self, leg_id: str, *, finish: FinishReason | None = None) -> None:
-        """One engine step for one leg: its ticket, or its next token."""
+        """One engine step for one leg: its KV handle, or its next token."""
         replica_id, _ = self.legs[leg_id]
         self.handle(StepCompleted(replica_id=replica_id, outputs=(self.output(leg_id, finish),)))
 
@@ -331,6 +331,6 @@ def check_record(record: RequestRecord) -> None:
 
 
 def kv_handle_of(leg: Leg) -> KvHandle:
-    """A ticket that names the prefill leg it came from."""
+    """A KV handle that names the prefill leg it came from."""
     blocks = -(-len(leg.prompt_token_ids) // 16)
     return KvHandle(tokens=len(leg.prompt_token_ids), blocks=blocks, params=leg.leg_id.encode())

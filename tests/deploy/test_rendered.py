@@ -16,13 +16,13 @@ from ruamel.yaml import YAML
 from baton.config.derive.selectors import matches_labels
 from baton.config.language.units import PATTERNS, Unit, parse_quantity
 from baton.config.load import load_config, load_text
+from baton.config.write.yaml_writer import yaml_text
 from baton.manifests.cluster_deployment import adapt_to_cluster
 from baton.manifests.environment import ray_variables
 from baton.manifests.export import Target, manifest_files
 from baton.manifests.kubernetes.kuberay import RAY_VERSION, ray_service
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import CannotExport, ManifestSettings
-from baton.config.write.yaml_writer import yaml_text
 from tests.deploy.python_checks import objects
 from tests.deploy.rendered import EXAMPLES, FOLDER, export, render_committed, stray_files
 from tests.repo.project import ROOT

@@ -73,7 +73,7 @@ def test_a_value_reads_as_it_is_made() -> None:
 
 
 def test_what_is_evolved_is_checked_like_what_is_made() -> None:
-    with pytest.raises(ValueError, match="carries a ticket"):
+    with pytest.raises(ValueError, match="carries a KV handle"):
         evolve(LEG, kv_handle=None)
 
 

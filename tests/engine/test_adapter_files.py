@@ -48,7 +48,7 @@ def test_an_adapter_that_fits_is_taken(tmp_path: Path, weights: str) -> None:
 def test_what_an_engine_could_not_load_is_refused(tmp_path: Path, config: object, why: str) -> None:
     refused = adapter_refusal(str(write(tmp_path / "a", config)), max_rank=16)
     assert refused is not None
-    assert (refused.status, why in refused.why) == (400, True), refused.why
+    assert (refused.status, why in refused.reason) == (400, True), refused.reason
 
 
 def test_a_folder_that_is_missing_or_has_nothing_in_it_is_refused(tmp_path: Path) -> None:
@@ -57,10 +57,10 @@ def test_a_folder_that_is_missing_or_has_nothing_in_it_is_refused(tmp_path: Path
     assert missing.status == 404
     empty = adapter_refusal(str(tmp_path), max_rank=16)
     assert empty is not None
-    assert "adapter_config.json" in empty.why
+    assert "adapter_config.json" in empty.reason
     bare = adapter_refusal(str(write(tmp_path / "bare", {"r": 8}, None)), max_rank=16)
     assert bare is not None
-    assert "no weights" in bare.why
+    assert "no weights" in bare.reason
 
 
 def test_a_link_leads_nowhere_else_than_is_allowed(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ async def test_a_hundred_idle_engines_use_no_cpu() -> None:
 
 
 # ---------------------------------------------------------------------- refusals
-async def test_a_leg_too_many_and_a_leg_twice_are_turned_away() -> None:
+async def test_a_leg_too_many_and_a_leg_twice_are_rejected() -> None:
     async with running_engine(new_engine()) as listener:
         engine = engine_of(listener)
         engine.freeze()
@@ -195,7 +195,7 @@ async def test_a_leg_too_many_and_a_leg_twice_are_turned_away() -> None:
         engine.thaw()
 
 
-async def test_a_foreign_ticket_fails_to_load_and_releasing_it_is_harmless() -> None:
+async def test_a_foreign_kv_handle_fails_to_load_and_releasing_it_is_harmless() -> None:
     foreign = KvHandle(tokens=4, blocks=1, params=b"\x81\xa1a\x01")
     async with running_engine(new_engine()) as listener:
         decode = leg("d", LegKind.DECODE, ticket=foreign)

@@ -284,7 +284,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
                 None,
             )
 
-    async def test_a_ticket_for_the_front_of_a_prompt_is_fetched_and_the_rest_computed(
+    async def test_a_kv_handle_for_the_front_of_a_prompt_is_fetched_and_the_rest_computed(
         self, engine_pair: RunningPair
     ) -> None:
         prefill, decode = engine_pair.prefill, engine_pair.decode
@@ -476,7 +476,7 @@ def _leg(
 
 
 def _to_nowhere(ticket: KvHandle) -> KvHandle:
-    """The ticket, but issued by an engine that is not there."""
+    """The KV handle, but issued by an engine that is not there."""
     params = msgspec.msgpack.decode(ticket.params)
     params |= {"remote_engine_id": "nobody", "remote_port": free_port()}
     return KvHandle(

@@ -90,7 +90,7 @@ async def test_every_pair_is_proven_by_a_transfer_before_any_request(real: RealF
     await real.wait_links_ok()
     assert real.pairs().keys() == {("p0", name) for name in DECODE_REPLICAS}
     for row in real.pairs().values():
-        assert (row.pulls, row.failures, row.why) == (1, 0, "")
+        assert (row.pulls, row.failures, row.reason) == (1, 0, "")
         assert row.moved_bytes >= real.facts("p0").kv_block_bytes
     assert not real.records
 

@@ -345,7 +345,7 @@ def test_whatever_vllms_worker_counts_goes_under_the_engine_it_came_from() -> No
         ({"do_remote_prefill": True, "baton_prefix_tokens": 999}, 100),
     ],
 )
-def test_only_a_ticket_for_the_front_of_a_prompt_is_handled_apart(
+def test_only_a_kv_handle_for_the_front_of_a_prompt_is_handled_apart(
     params: dict[str, object] | None, wanted: int | None
 ) -> None:
     assert prefix_tokens_to_fetch(params, 100) == wanted

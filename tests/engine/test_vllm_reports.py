@@ -175,9 +175,7 @@ async def test_side_channels_are_asked_by_whoever_speaks_their_protocol() -> Non
     await unable.close()
 
 
-async def test_a_ticket_that_nothing_can_be_fetched_with_costs_a_computation_not_the_request() -> (
-    None
-):
+async def test_a_kv_handle_that_fetches_nothing_costs_a_computation_not_the_request() -> None:
     engine = VllmEngine(replace(SETTINGS, nixl=NIXL))
     engine._facts = facts(replace(SETTINGS, nixl=NIXL))
     handle = KvHandle(tokens=3, blocks=1, params=b"garbage")
@@ -188,7 +186,7 @@ async def test_a_ticket_that_nothing_can_be_fetched_with_costs_a_computation_not
     await engine.close()
 
 
-async def test_a_ticket_for_the_front_of_a_prompt_is_refused_where_it_would_be_misread() -> None:
+async def test_a_kv_handle_for_the_front_of_a_prompt_is_refused_where_it_would_be_misread() -> None:
     engine = VllmEngine(replace(SETTINGS, nixl=NIXL))
     engine._facts = replace(facts(replace(SETTINGS, nixl=NIXL)), supports_prefix_fetch=False)
     handle = KvHandle(tokens=2, blocks=1, params=b"")

@@ -179,7 +179,7 @@ class Legs:
     async def pulled(
         self, pair: RunningPair, before: tuple[int, ...], *, salt: str, lost: bool = False
     ) -> Run:
-        """Prefilled by one engine, and pulled by the other, as far as its ticket is good."""
+        """Prefilled by one engine, and pulled by the other, as far as its KV handle is good."""
         prefill = self.leg(LegKind.PREFILL, before, salt=salt)
         await pair.prefill.run(prefill)
         ticket = pair.prefill.outputs(prefill.leg_id)[-1].kv_handle
@@ -205,7 +205,7 @@ class Legs:
 
 
 def to_nowhere(ticket: KvHandle) -> KvHandle:
-    """The ticket, but issued by an engine that is not there."""
+    """The KV handle, but issued by an engine that is not there."""
     params = msgspec.msgpack.decode(ticket.params)
     params |= {"remote_engine_id": "nobody", "remote_port": free_port()}
     return evolve(ticket, params=msgspec.msgpack.encode(params))

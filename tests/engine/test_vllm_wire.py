@@ -570,14 +570,14 @@ def test_a_resumed_leg_does_not_ask_for_the_prompts_logprobs_again() -> None:
     ).skip_reading_prefix_cache
 
 
-def test_a_ticket_for_more_than_the_prompt_is_not_used() -> None:
+def test_a_kv_handle_for_more_than_the_prompt_is_not_used() -> None:
     request = split(engine_request())
     leg = leg_of(request, LegKind.DECODE, ticket=ticket(tokens=len(PROMPT) + 1))
-    with pytest.raises(ValueError, match="its ticket is for 41 tokens, its prompt has 40"):
+    with pytest.raises(ValueError, match="its KV handle is for 41 tokens, its prompt has 40"):
         EngineCodec().encode_leg(leg)
 
 
-def test_a_ticket_for_the_front_of_a_prompt_says_how_much_to_fetch() -> None:
+def test_a_kv_handle_for_the_front_of_a_prompt_says_how_much_to_fetch() -> None:
     request = split(engine_request())
     leg = leg_of(request, LegKind.DECODE, ticket=ticket(tokens=32))
     params = EngineCodec().encode_leg(leg).sampling_params.extra_args["kv_transfer_params"]
@@ -599,7 +599,7 @@ def test_a_ticket_for_the_front_of_a_prompt_says_how_much_to_fetch() -> None:
         {"tp_size": "1"},
     ],
 )
-def test_a_ticket_that_an_engine_would_choke_on_is_used_for_nothing(
+def test_a_kv_handle_that_an_engine_would_choke_on_is_used_for_nothing(
     changes: dict[str, object],
 ) -> None:
     broken = ticket(changes=changes)
@@ -661,7 +661,7 @@ def test_a_leg_that_must_give_more_than_it_may_is_refused() -> None:
         EngineCodec().encode_leg(leg)
 
 
-def test_releasing_a_ticket_is_a_request_that_ends_as_it_arrives() -> None:
+def test_releasing_a_kv_handle_is_a_request_that_ends_as_it_arrives() -> None:
     request = release_request(ticket(), "release-0")
     assert request.abort_immediately
     assert request.sampling_params.extra_args == {"kv_transfer_params": TICKET_PARAMS}
@@ -751,7 +751,7 @@ def test_what_the_client_may_not_see_stays_behind() -> None:
     assert found.kv_transfer_params is None
 
 
-def test_a_finished_prefill_hands_out_a_ticket_for_its_prompt() -> None:
+def test_a_finished_prefill_hands_out_a_kv_handle_for_its_prompt() -> None:
     output = EngineCoreOutput(
         "leg-1",
         [7],

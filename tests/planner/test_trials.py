@@ -43,7 +43,7 @@ def test_a_run_holds_when_the_share_that_is_wanted_meets_everything() -> None:
     assert trial.cached_fraction == pytest.approx(0.2)
 
 
-def test_whoever_gets_nothing_is_late() -> None:
+def test_a_request_without_output_is_late() -> None:
     trial = judged([outcome()] * 10 + [outcome(float("inf"), ok=False)] * 20)
 
     assert trial.attainment == 0
@@ -70,7 +70,7 @@ def test_two_duties_miss_independently() -> None:
     assert DutyRequirement(duty=Duty.BOTH).required_attainment(0.81) == 0.81
 
 
-def test_without_an_objective_patience_has_an_end() -> None:
+def test_without_a_ttft_objective_the_limit_is_finite() -> None:
     limits = DutyRequirement(duty=Duty.BOTH).limits(Objectives(tpot_s=0.1))
 
     assert limits == Objectives(ttft_s=30.0, tpot_s=0.1)

@@ -70,14 +70,14 @@ def test_one_that_can_wait_for_the_engine_waits_here() -> None:
     assert found.slack_s == pytest.approx(0.975 - 0.2)
 
 
-def test_one_that_was_held_stays_until_the_promise_itself_is_hardly_in_reach() -> None:
+def test_a_queued_request_stays_until_its_objective_is_hardly_attainable() -> None:
     assert isinstance(verdict(waited_s=0.75), Shed)
     assert isinstance(verdict(waited_s=0.75, held=True), Admit)
     assert isinstance(verdict(waited_s=0.65, held=True, overrun_s=0.4), Admit)
     assert isinstance(verdict(waited_s=0.78, held=True), Shed)
 
 
-def test_where_some_were_held_in_vain_one_that_is_to_be_held_must_be_earlier() -> None:
+def test_after_queue_timeouts_a_request_must_be_earlier_to_be_queued() -> None:
     assert isinstance(verdict(engine_queue_s=0.69), Enqueue)
     assert isinstance(verdict(waited_s=0.69, misprediction_rate=1.0), Admit)
     assert isinstance(verdict(engine_queue_s=0.64, misprediction_rate=0.5), Enqueue)
@@ -132,13 +132,13 @@ def test_a_prompt_too_long_for_its_objective_is_served_when_there_is_room() -> N
     assert isinstance(verdict(unqueued_ttft_s=1.5, waited_s=PATIENCE_S + 0.1), Shed)
 
 
-def test_whoever_is_promised_nothing_is_never_turned_away_by_prediction() -> None:
+def test_a_request_without_objectives_is_never_rejected_by_prediction() -> None:
     assert isinstance(verdict(NO_SLO, engine_queue_s=1000.0), Enqueue)
     assert isinstance(verdict(NO_SLO, queue_wait_s=1000.0), Enqueue)
     assert isinstance(verdict(NO_SLO), Admit)
 
 
-def test_where_nobody_is_promised_anything_only_a_queue_turns_anybody_away() -> None:
+def test_without_objectives_only_a_queue_causes_a_rejection() -> None:
     found = decide_without_slo(31.0, queue_s=30.5, first_token_timeout_s=27.0)
     assert found == Shed(AdmissionReason.SLO_UNATTAINABLE, 31.0, 27.0, 4.0)
     assert isinstance(decide_without_slo(26.0, queue_s=25.5, first_token_timeout_s=27.0), Admit)

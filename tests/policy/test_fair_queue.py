@@ -67,7 +67,7 @@ def test_flows_that_wait_all_the_time_get_work_by_weight_to_within_one_request_e
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.01, 3.0)), max_size=40))
-def test_whoever_waits_is_served_exactly_once(asked: list[tuple[str, float]]) -> None:
+def test_every_queued_request_is_served_exactly_once(asked: list[tuple[str, float]]) -> None:
     waiting = [one(flow, work) for flow, work in asked]
     found = served(queue_of(*waiting))
     assert sorted(each.request_id for each in found) == sorted(w.request_id for w in waiting)

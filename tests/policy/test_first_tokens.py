@@ -31,7 +31,7 @@ def told(slo: Slo, *, waited_s: float = 0.0, output_tokens: float = 11.0) -> Fir
     )
 
 
-def test_where_no_pace_is_promised_it_is_never_held_back() -> None:
+def test_without_a_tpot_objective_it_is_never_held_back() -> None:
     assert early(Slo())
     assert early(Slo(ttft_s=10.0))
 

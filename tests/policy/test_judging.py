@@ -80,7 +80,7 @@ def test_one_gap_in_a_hundred_may_be_slow(slow: int, *, met: bool) -> None:
     )
 
 
-def test_what_is_not_promised_is_met() -> None:
+def test_an_objective_that_is_not_set_is_met() -> None:
     assert evaluate_slo(
         ended(first_token_at_s=99.0, last_token_at_s=999.0, itl_violations=9), NO_SLO
     ).is_good
@@ -90,7 +90,7 @@ def test_what_is_not_promised_is_met() -> None:
 
 
 @pytest.mark.parametrize("outcome", REFUSED)
-def test_who_was_refused_is_a_miss_even_where_nothing_is_promised(outcome: Phase) -> None:
+def test_a_rejected_request_is_a_miss_even_without_objectives(outcome: Phase) -> None:
     assert not evaluate_slo(nothing_came(outcome, after_s=0.0), NO_SLO).is_good
     assert not evaluate_slo(ended(outcome), SLO).was_served
 

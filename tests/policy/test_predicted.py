@@ -357,7 +357,7 @@ def test_no_first_token_is_expected_before_a_handoff_to_who_could_not_go_on_afte
     )
 
 
-def test_a_handoff_that_breaks_the_pace_after_an_early_token_is_a_promise_missed() -> None:
+def test_a_handoff_that_breaks_the_pace_after_an_early_token_misses_the_objective() -> None:
     slo = Slo(ttft_s=0.2, tpot_s=0.05)
     timing = LinearTiming(per_step_s=0.01, per_token_s=0.0001, per_stream_s=0.0005)
     queued = Load(queued_tokens=3000, queued_requests=1)

@@ -55,7 +55,7 @@ def test_a_request_that_brings_none_is_served_for_the_placers_own() -> None:
     assert placed(Slo(), around, ttft_slo_s=0.2).route.mode is HandoffMode.PULL
 
 
-def test_a_patient_request_does_not_break_streams_that_are_promised_a_pace() -> None:
+def test_a_request_with_lax_objectives_does_not_break_streams_with_a_tpot_objective() -> None:
     around = pair(queued_tokens=2000)
     patient = Slo(tpot_s=30.0, ttft_s=60.0)
     alone = placed(patient, around)
@@ -64,14 +64,14 @@ def test_a_patient_request_does_not_break_streams_that_are_promised_a_pace() -> 
     assert beside.route.mode is HandoffMode.PULL
 
 
-def test_the_pace_of_a_request_that_is_promised_none_breaks_nothing() -> None:
+def test_the_pace_of_a_request_without_a_tpot_objective_breaks_nothing() -> None:
     slow = SloImpact(None, None, 0.005)
     assert slow.expected_misses(cost(running=0)) == 0
     assert SloImpact(0.005, None, 1.0).expected_misses(cost(running=0)) == 1
     assert SloImpact(1.0, None, 0.005).expected_misses(cost(running=0)) == 0
 
 
-def test_streams_that_run_are_judged_by_what_they_are_promised() -> None:
+def test_running_streams_are_evaluated_by_their_objectives() -> None:
     stalled = SloImpact(1.0, None, 0.0105).expected_misses(cost(running=20), 1600)
     assert stalled > 1
     assert SloImpact(0.0105, None, 1.0).expected_misses(cost(running=20), 1600) < 1

@@ -72,7 +72,7 @@ def test_senseless_options_are_refused(wrong: dict[str, float]) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 3.0)), max_size=200))
-def test_no_window_ever_has_more_second_tries_than_it_allows(
+def test_no_window_ever_has_more_retries_than_it_allows(
     happenings: list[tuple[bool, float]],
 ) -> None:
     made, now_s = RetryBudget(OPTIONS), 0.0

@@ -340,9 +340,9 @@ def test_a_prompt_of_broken_length_is_refused() -> None:
         codec.decode_from_coordinator([kind, head, prompt[:-1], payload])
 
 
-def test_a_decode_leg_without_a_ticket_is_refused() -> None:
+def test_a_decode_leg_without_a_kv_handle_is_refused() -> None:
     head = msgspec.msgpack.encode(
         ["a", "a", "decode", 0, 1, 0, 0, None, None, None, None, False, None]
     )
-    with pytest.raises(BadFrame, match="ticket"):
+    with pytest.raises(BadFrame, match="KV handle"):
         codec.decode_from_coordinator([b"S", head, b"", b""])

@@ -50,7 +50,7 @@ def test_a_patch_that_does_not_fit_is_turned_off_with_one_event(
     assert record.getMessage() == "patch_turned_off"
     assert vars(record)[FIELDS] == {
         "patch": "a patch",
-        "why": "no method",
+        "reason": "no method",
         "expected": "vendor 1.2 or 1.3",
         "fallback": "it is slower",
     }

@@ -252,7 +252,7 @@ async def test_a_lease_holds_a_drain_for_as_long_as_the_engine_keeps_blocks() ->
             await host.drained.wait()
 
 
-async def test_a_released_ticket_is_no_lease_any_more() -> None:
+async def test_a_released_kv_handle_is_no_lease_any_more() -> None:
     async with running_host() as (host, engine), joined_client(host, "other") as (client, _):
         engine.current_load = Load(kv_used_fraction=0.1)
         await finish_a_prefill(host, engine)
@@ -265,7 +265,7 @@ async def test_a_released_ticket_is_no_lease_any_more() -> None:
 
 
 async def test_a_drain_after_the_engines_death_waits_for_nothing() -> None:
-    """Neither for a leg that no coordinator owns, nor for a ticket that somebody may still use."""
+    """Neither for a leg that no coordinator owns, nor for a KV handle that may be in use."""
     async with running_host(options=HostOptions(lease_s=60.0)) as (host, engine):
         async with joined_client(host) as (client, log):
             engine.current_load = engine.current_load._replace(kv_used_fraction=0.4)

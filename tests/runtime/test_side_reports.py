@@ -80,7 +80,7 @@ async def test_a_replica_keeps_why_its_agent_is_broken_and_says_it_once(
 # ---------------------------------------------------------------------- side channels
 
 
-async def test_a_side_channel_that_answers_is_reported_as_sound() -> None:
+async def test_a_side_channel_that_answers_is_reported_as_reachable() -> None:
     async with running_host() as (host, engine), joined_client(host) as (client, log):
         client.check_side_channel("decode-1", "p0", "host:1")
         checked = await log.wait(SideChannelChecked)

@@ -132,13 +132,13 @@ async def test_every_replica_is_asked_then_told_and_ingresses_last(world: World)
 
 
 async def test_what_one_replica_cannot_serve_is_loaded_nowhere(world: World) -> None:
-    world.fleet.refuses["decode"] = {"status": 404, "why": "no such folder"}
+    world.fleet.refuses["decode"] = {"status": 404, "reason": "no such folder"}
     refused = await refusal(world.desk.load(order()))
-    assert (refused.status, refused.why) == (404, "no such folder")
+    assert (refused.status, refused.reason) == (404, "no such folder")
     world.fleet.refuses.clear()
     world.fleet.silent["decode"] = "no answer"
     refused = await refusal(world.desk.load(order()))
-    assert (refused.status, "decode: no answer" in refused.why) == (503, True)
+    assert (refused.status, "decode: no answer" in refused.reason) == (503, True)
     assert world.store.values == {}
     assert not [call for call in world.fleet.calls if call[1] == "apply_adapters"]
 
@@ -155,7 +155,7 @@ async def test_a_controller_that_is_started_again_knows_what_was_loaded(world: W
     try:
         assert [row["name"] for row in again.rows()] == ["sql"]
         refused = await refusal(again.load(order()))
-        assert "already been loaded" in refused.why
+        assert "already been loaded" in refused.reason
     finally:
         await again.follower.close()
 
@@ -165,7 +165,7 @@ async def test_of_two_controllers_one_at_a_time_changes_what_there_is(world: Wor
     assert await world.desk.load(order()) is None
     assert await other.load(order("chat")) is None
     refused = await refusal(world.desk.load(order("third")))
-    assert "runtime_adapters.max" in refused.why
+    assert "runtime_adapters.max" in refused.reason
     names = [adapter.name for adapter in AdapterStore(world.store).newest().adapters]
     assert names == ["sql", "chat"]
 
@@ -228,7 +228,7 @@ async def test_a_name_that_the_file_has_now_is_said(
     (row,) = world.desk.rows()
     assert "configuration file" in str(row["not_served"])
     refused = await refusal(world.desk.load(order("sql", in_place=True)))
-    assert "taken by the configuration file" in refused.why
+    assert "taken by the configuration file" in refused.reason
 
 
 async def test_a_store_that_cannot_be_reached_is_said_and_changes_nothing(
@@ -239,7 +239,7 @@ async def test_a_store_that_cannot_be_reached_is_said_and_changes_nothing(
 
     monkeypatch.setattr(world.store, "put", broken)
     refused = await refusal(world.desk.load(order()))
-    assert (refused.status, "not connected" in refused.why) == (503, True)
+    assert (refused.status, "not connected" in refused.reason) == (503, True)
     assert world.desk.rows() == []
 
 
@@ -269,7 +269,7 @@ async def test_an_ingress_says_what_the_controller_says(unload: bool) -> None:  
     asked: list[tuple[object, ...]] = []
     said: list[CallResults] = [
         CallResults(values=(None,)),
-        CallResults(values=({"status": 403, "why": "no"},)),
+        CallResults(values=({"status": 403, "reason": "no"},)),
         CallResults(failures=("controller: gone",)),
     ]
 

@@ -316,7 +316,7 @@ def test_replicas_are_not_replaced_where_there_is_no_room_for_it(make: Make) -> 
         ({"interrupted": True}, "interrupted"),
     ],
 )
-def test_replicas_that_are_no_good_are_taken_back_with_the_sizes(
+def test_failing_replicas_are_reverted_with_the_sizes(
     make: Make, trouble: dict[str, object], why: str
 ) -> None:
     old = make()
@@ -420,9 +420,7 @@ def test_a_dry_run_asks_everybody_and_changes_nothing(make: Make) -> None:
 @pytest.mark.parametrize(
     "trouble", [{"deaf": "ingress b: gone"}, {"stuck_pool": "d"}, {"ails": [[], ["not healthy"]]}]
 )
-def test_what_does_not_work_out_is_taken_back_with_the_sizes(
-    make: Make, trouble: dict[str, object]
-) -> None:
+def test_a_failed_change_is_reverted_with_the_sizes(make: Make, trouble: dict[str, object]) -> None:
     fleet = Fleet(make(), **trouble)  # type: ignore[arg-type]
     with pytest.raises(ApplyRejected, match="rolled back, generation 2 is as before"):
         fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.initial=5"))
@@ -592,7 +590,7 @@ def test_what_became_of_a_generation_is_kept_with_it(make: Make) -> None:
         1e9,
     )
     generations.set_status(1, GenerationStatus.REVERTED, "did not start")
-    assert Generations(shelf).history()[1].why == "did not start"
+    assert Generations(shelf).history()[1].reason == "did not start"
     assert Generations(shelf).find(0) == make()
     assert b"seed: 2" in shelf.values["config/0000000001"], "text, for other versions to read"
 

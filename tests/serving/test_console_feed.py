@@ -65,7 +65,7 @@ async def test_an_ingress_that_is_silent_is_named_and_hides_nobody() -> None:
     ask.missing = ("ingress: no answer to 'status' within 3 s",)
     found = await feed(ask).overview()
     assert found["ingresses"] == [{"healthy": True}]
-    assert found["silent"] == ["ingress: no answer to 'status' within 3 s"]
+    assert found["unresponsive"] == ["ingress: no answer to 'status' within 3 s"]
 
 
 async def test_a_controller_that_has_seen_nothing_is_not_waited_for(
@@ -81,7 +81,7 @@ async def test_a_controller_that_has_seen_nothing_is_not_waited_for(
 
 
 async def test_links_of_several_ingresses_are_one_list() -> None:
-    pair = {"source_id": "p", "target_id": "d", "broken_handoffs": 1, "flows": 2, "state": "ok"}
+    pair = {"source_id": "p", "target_id": "d", "failed_handoffs": 1, "flows": 2, "state": "ok"}
     ask = Ingresses(links=[[pair | {"probed_age_s": 9.0}], [pair | {"probed_age_s": 1.0}]])
     (row,) = await feed(ask).links()
     assert (row["flows"], row["probed_age_s"]) == (4, 1.0)

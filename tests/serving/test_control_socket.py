@@ -34,9 +34,8 @@ def answers(
 
 
 def note(name: str) -> bytes | None:
-    return (
-        b'{"what": "apply", "state": "done", "why": "", "at_s": 0.0}' if name == "rollout" else None
-    )
+    text = b'{"what": "apply", "state": "done", "reason": "", "at_s": 0.0}'
+    return text if name == "rollout" else None
 
 
 @pytest.fixture

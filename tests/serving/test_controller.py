@@ -52,9 +52,9 @@ async def test_a_pool_of_which_serve_has_said_nothing_yet_is_refused_in_words() 
     world = ScalingWorld()
     world.fleet.serve_error = TimeoutError("busy")
     told = await scaled(world, 6)
-    assert "Ray Serve does not say how many replicas it has" in str(told["refused"])
+    assert "Ray Serve does not say how many replicas it has" in str(told["rejected"])
     told = await scaled(world, None)
-    assert "Ray Serve has not said yet how many replicas pool 'decode' has" in str(told["refused"])
+    assert "Ray Serve has not said yet how many replicas pool 'decode' has" in str(told["rejected"])
     assert "baton status" in str(told["remedy"])
 
 
@@ -63,7 +63,7 @@ async def test_a_turn_that_fails_is_said_with_what_to_do() -> None:
     await world.settle()
     world.store.error = TimeoutError("GCS")
     told = await scaled(world, 6)
-    assert "the controller's turn failed: TimeoutError: GCS" in str(told["refused"])
+    assert "the controller's turn failed: TimeoutError: GCS" in str(told["rejected"])
     assert "tried again" in str(told["remedy"])
 
 

@@ -50,7 +50,7 @@ STATUS: dict[str, Any] = {
         "last_failure": "",
     },
 }
-LINK: dict[str, Any] = {"source_id": "p-1", "target_id": "d-1", "state": "ok", "why": ""}
+LINK: dict[str, Any] = {"source_id": "p-1", "target_id": "d-1", "state": "ok", "reason": ""}
 UNASKED: dict[str, Any] = {
     "open_ports": (),
     "gcs_address": "127.0.0.1:6379",
@@ -98,7 +98,7 @@ def test_a_deployment_that_is_well_passes_every_check() -> None:
 
 
 def test_a_pair_whose_probe_fails_is_named_with_why_and_what_to_do() -> None:
-    bad = LINK | {"state": "quarantined", "why": "prefill: no answer within 5 s"}
+    bad = LINK | {"state": "quarantined", "reason": "prefill: no answer within 5 s"}
     found = check("pairs", running(links=(LINK, bad)))
     assert found.status is CheckStatus.FAIL
     assert found.detail == "1 of 2 are quarantined: p-1 -> d-1: prefill: no answer within 5 s"
@@ -107,7 +107,7 @@ def test_a_pair_whose_probe_fails_is_named_with_why_and_what_to_do() -> None:
 
 
 def test_a_side_channel_that_does_not_answer_is_told_apart_from_other_failures() -> None:
-    deaf = LINK | {"state": "quarantined", "why": "side channel: connection refused"}
+    deaf = LINK | {"state": "quarantined", "reason": "side channel: connection refused"}
     found = check("side channels", running(links=(deaf,)))
     assert found.status is CheckStatus.FAIL
     assert found.detail == "no answer from p-1"
@@ -149,7 +149,7 @@ def test_a_cache_that_has_reported_nothing_is_not_late(updates: int, verdict: Ch
 
 
 def test_many_bad_pairs_are_counted_and_a_few_are_named() -> None:
-    bad = LINK | {"state": "quarantined", "why": "x"}
+    bad = LINK | {"state": "quarantined", "reason": "x"}
     found = check("pairs", running(links=(bad,) * 40))
     assert found.detail.startswith("40 of 40")
     assert found.detail.endswith("; and 37 more")

@@ -154,8 +154,8 @@ class Asked(AttachedCluster):
         (None, None),
         (b"not JSON", None),
         (
-            b'{"what": "apply", "state": "under way", "why": "", "at_s": 5.0}',
-            {"what": "apply", "state": "under way", "why": "", "age_s": 7.0},
+            b'{"what": "apply", "state": "in progress", "reason": "", "at_s": 5.0}',
+            {"what": "apply", "state": "in progress", "reason": "", "age_s": 7.0},
         ),
     ],
 )

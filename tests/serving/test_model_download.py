@@ -98,7 +98,7 @@ async def test_a_model_that_does_not_come_is_told_to_whoever_waits(
         await fetch(ORDER, seen(hub, tmp_path), StartReporter("decode", "n", store), deadline_s=60)
     assert "accept its licence" in failed.value.remedy
     (data,) = store.values.values()
-    assert json.loads(data)["why"] == failed.value.why
+    assert json.loads(data)["reason"] == failed.value.why
 
 
 @pytest.mark.slow

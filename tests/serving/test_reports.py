@@ -97,7 +97,7 @@ def link(
         "probed_age_s": age_s,
         "told_by": told_by,
     }
-    return pair | {"broken_handoffs": 1, "flows": 2, "pulls": 7}
+    return pair | {"failed_handoffs": 1, "flows": 2, "pulls": 7}
 
 
 def told_by(rows: list[Row]) -> list[object]:
@@ -140,7 +140,7 @@ def test_the_two_directions_of_a_pair_are_two_links() -> None:
 
 def test_pulls_are_told_once_and_each_ingress_own_counts_are_added_up() -> None:
     (row,) = merge_link_reports([[link("p", "d", age_s=1.0)], [link("p", "d", age_s=2.0)]])
-    assert (row["pulls"], row["broken_handoffs"], row["flows"]) == (7, 2, 4)
+    assert (row["pulls"], row["failed_handoffs"], row["flows"]) == (7, 2, 4)
 
 
 def test_what_is_known_of_a_link_is_told_as_strict_json() -> None:
@@ -152,15 +152,17 @@ def test_what_is_known_of_a_link_is_told_as_strict_json() -> None:
     told = link_report(book.rows(12.5))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     probed, unprobed = told
-    assert {name: probed[name] for name in ("state", "why", "probed_age_s", "p50_s", "pulls")} == {
+    assert {
+        name: probed[name] for name in ("state", "reason", "probed_age_s", "p50_s", "pulls")
+    } == {
         "state": "quarantined",
-        "why": "no listener",
+        "reason": "no listener",
         "probed_age_s": 2.5,
         "p50_s": None,
         "pulls": 0,
     }
     assert (unprobed["state"], unprobed["probed_age_s"]) == ("unknown", None)
-    assert (probed["broken_handoffs"], unprobed["broken_handoffs"]) == (0, 1)
+    assert (probed["failed_handoffs"], unprobed["failed_handoffs"]) == (0, 1)
 
 
 def test_without_an_answer_there_are_no_links() -> None:

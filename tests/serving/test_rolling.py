@@ -300,7 +300,7 @@ def test_code_in_place_that_is_interrupted_between_two_stages_keeps_both(make: M
     assert replaced == {"d"}
 
 
-def test_what_somebody_else_is_changing_now_is_not_taken_back(make: Make) -> None:
+def test_what_another_command_is_changing_now_is_not_reverted(make: Make) -> None:
     lost = ApplyRejected("b:2 has begun to change what runs", "look")
     fleet = Disturbed(make(), code="0.0.9", python="/new/bin/python", by=lost)
     with pytest.raises(ApplyRejected, match="b:2 has begun"):
@@ -309,7 +309,7 @@ def test_what_somebody_else_is_changing_now_is_not_taken_back(make: Make) -> Non
     with pytest.raises(ApplyRejected, match="b:2 has begun"):
         fleet_too.apply(make(*BOTH))
     assert (len(fleet.orders), len(fleet_too.orders)) == (1, 1)
-    assert fleet_too.history()[-1].why == "b:2 has begun to change what runs"
+    assert fleet_too.history()[-1].reason == "b:2 has begun to change what runs"
     assert fleet_too.fates() == ["started", "not reverted"]
 
 

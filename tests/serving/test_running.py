@@ -117,9 +117,7 @@ def test_whatever_ray_raises_is_an_error_of_ours(
         ask(running, LiveConfig(generation=2, config=make()))
 
 
-def test_a_size_that_serve_cannot_take_now_is_taken_back(
-    make: Make, running: LiveDeployment
-) -> None:
+def test_a_size_that_serve_cannot_take_now_is_reverted(make: Make, running: LiveDeployment) -> None:
     fleet = Fleet(make())
     fleet.resize = running.resize  # type: ignore[method-assign]
     with pytest.raises(ApplyRejected, match=r"rolled back, generation 2 .* ActorUnavailableError"):

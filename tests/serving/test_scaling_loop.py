@@ -236,7 +236,7 @@ async def test_an_override_that_runs_out_leaves_the_pool_to_the_autoscaler() -> 
     assert world.store.overrides == {}
 
 
-async def test_an_override_that_is_taken_back_leaves_the_pool_to_the_autoscaler() -> None:
+async def test_a_cleared_override_leaves_the_pool_to_the_autoscaler() -> None:
     world = await settled()
     await world.override(1, for_s=None)
     assert world.loop.overrides() == {"decode": Override(replicas=1)}
@@ -393,9 +393,7 @@ async def test_the_way_back_waits_until_serve_says_how_many_there_are() -> None:
     assert world.store.overrides == {}
 
 
-async def test_an_override_taken_back_while_serve_is_away_holds_no_more_for_a_new_controller() -> (
-    None
-):
+async def test_an_override_cleared_while_serve_is_away_does_not_hold_for_a_new_controller() -> None:
     world = await settled(plan(policy="static"))
     await world.override(6, for_s=None)
     world.fleet.serve_error = TimeoutError("Serve's controller is starting again")

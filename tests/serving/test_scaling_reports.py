@@ -50,7 +50,7 @@ def decision(pool: str = "decode", have: int = 2, want: int = 2) -> ScalingDecis
         target_replicas=want,
         desired_replicas=want,
         reason=ScalingReason.FORECAST,
-        why="decode needs 2.1 now",
+        detail="decode needs 2.1 now",
         inputs={"output_tokens_per_s": 1234.5, "horizon_s": float("inf")},
     )
 
@@ -91,7 +91,7 @@ def test_a_tick_is_told_by_its_age_with_everything_it_was_decided_from() -> None
             "desired": 4,
             "asked": 4,
             "reason": "forecast",
-            "why": "decode needs 2.1 now",
+            "detail": "decode needs 2.1 now",
             "clipped_by": "",
             "flips": {},
             "inputs": {"output_tokens_per_s": 1234.5, "horizon_s": None},
@@ -170,7 +170,7 @@ def test_a_tick_that_does_something_is_read_apart_with_its_reason_and_inputs() -
     ]
 
 
-def test_a_tick_that_held_says_why() -> None:
+def test_a_paused_tick_has_a_reason() -> None:
     assert lines(tick(held="ingress: no answer"))[2].endswith("paused, because ingress: no answer")
 
 

@@ -209,7 +209,7 @@ def test_such_stories_have_every_order_in_them() -> None:
     }
 
 
-def test_such_stories_have_second_tries_for_silence_in_them() -> None:
+def test_such_sequences_have_retries_after_heartbeat_timeouts() -> None:
     brains: list[Coordinator] = []
 
     def noted(coordinator: Coordinator, fleet: VirtualFleet) -> VirtualIngress:

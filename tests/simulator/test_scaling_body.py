@@ -134,7 +134,7 @@ def test_what_is_stopped_first_plays_another_role_than_its_pool() -> None:
     assert (last.prefill, last.decode) == (0, 2)
 
 
-def test_a_tick_sees_demand_capacity_and_what_was_promised() -> None:
+def test_a_tick_sees_demand_capacity_and_objectives() -> None:
     _, seen = run({}, pool(Role.PREFILL, 1), pool(Role.DECODE, 1))
     one = seen[7]
     assert one.missing_inputs == ()
@@ -145,7 +145,7 @@ def test_a_tick_sees_demand_capacity_and_what_was_promised() -> None:
     assert one.service.attainment == 1.0
 
 
-def test_a_run_keeps_the_ticks_that_acted_or_held() -> None:
+def test_a_run_keeps_the_ticks_that_acted_or_were_paused() -> None:
     got, seen = run({3: (StartReplicas(pool="mixed", replicas=1),)}, pool(Role.MIXED, 1))
     assert [tick.at_s for tick in got.ticks] == [seen[2].at_s]
     assert got.scaling.ticks == len(seen)

@@ -45,7 +45,7 @@ def test_the_id_of_a_leased_leg_is_refused() -> None:
     assert core.add(local_leg("p")) is LegFailure.REJECTED
 
 
-def test_one_leg_more_than_may_wait_is_turned_away() -> None:
+def test_one_leg_more_than_may_wait_is_rejected() -> None:
     core = new_core()
     assert [core.add(local_leg(str(n))) for n in range(4)] == [None] * 3 + [LegFailure.OVERLOADED]
 
@@ -58,7 +58,7 @@ def test_one_leg_more_than_may_wait_is_turned_away() -> None:
         {"blocks": 3},
     ],
 )
-def test_a_ticket_for_something_else_is_not_accepted(change: dict[str, object]) -> None:
+def test_a_kv_handle_for_something_else_is_not_accepted(change: dict[str, object]) -> None:
     leg, ticket = decode_leg("d", run_prefill(new_core()))
     core = new_core()
     assert core.add(leg, evolve(ticket, **change)) is LegFailure.KV_LOAD_FAILED  # type: ignore[arg-type]  # parametrized
@@ -66,7 +66,7 @@ def test_a_ticket_for_something_else_is_not_accepted(change: dict[str, object]) 
 
 
 @pytest.mark.parametrize("params", [b"", b"\xc1", b"\x92\xa1x\x80", b"\x92\xa1\xff\x80", b"nixl"])
-def test_bytes_that_are_no_ticket_are_recognised(params: bytes) -> None:
+def test_bytes_that_are_no_kv_handle_are_recognised(params: bytes) -> None:
     with pytest.raises(UnreadableKvHandleError):
         decode_kv_handle(KvHandle(tokens=1, blocks=1, params=params))
 

@@ -115,7 +115,7 @@ def test_pulls_are_counted_by_source() -> None:
 
 
 # ---------------------------------------------------------------------- prefix fetches
-def test_a_ticket_for_the_beginning_of_a_prompt_spares_computing_that() -> None:
+def test_a_kv_handle_for_the_beginning_of_a_prompt_spares_computing_that() -> None:
     ticket = run_prefill(new_core(), prompt=PROMPT[:16])
     core = new_core()
     core.add(*decode_leg("d", ticket))
@@ -131,7 +131,7 @@ def test_a_ticket_for_the_beginning_of_a_prompt_spares_computing_that() -> None:
     assert tokens_of(outputs, "d") == expected_tokens(PROMPT, 3, model="tiny", settings=SETTINGS)
 
 
-def test_a_ticket_that_ends_within_a_block_spares_computing_to_there() -> None:
+def test_a_kv_handle_that_ends_within_a_block_spares_computing_to_there() -> None:
     ticket = run_prefill(new_core(), prompt=PROMPT[:18])
     core = new_core()
     core.add(*decode_leg("d", ticket))
@@ -275,7 +275,7 @@ def test_what_is_loaded_stays_in_the_host_longer_than_what_is_not() -> None:
     assert not pushed_out & ours
 
 
-def test_a_ticket_is_not_pulled_where_the_host_has_its_blocks() -> None:
+def test_a_kv_handle_is_not_pulled_where_the_host_has_its_blocks() -> None:
     core = evicted_core()
     leg, ticket = decode_leg("d", run_prefill(new_core(), prompt=PROMPT[:28]))
     core.add(leg, ticket)
@@ -283,7 +283,7 @@ def test_a_ticket_is_not_pulled_where_the_host_has_its_blocks() -> None:
     assert core.pop_commands() == (FreeSource(kv_handle=ticket), LoadBlocks(leg_id="d", blocks=5))
 
 
-def test_a_ticket_for_more_than_the_host_has_is_pulled() -> None:
+def test_a_kv_handle_for_more_than_the_host_has_is_pulled() -> None:
     core = evicted_core()
     leg, ticket = decode_leg("d", run_prefill(new_core()))
     core.add(leg, ticket)

@@ -211,8 +211,8 @@ class TwoCores(RuleBasedStateMachine):
         resumed=st.integers(0, 3),
     )
     def add_decode(self, index: int, max_tokens: int, more: int, resumed: int) -> None:
-        # The same ticket may come twice: the second pull then fails. With `more`, the ticket is a
-        # prefix fetch: it covers the beginning of the prompt only.
+        # The same KV handle may come twice: the second pull then fails. With `more`, it is a prefix
+        # fetch: it covers the beginning of the prompt only.
         prefill, ticket = self.tickets[index % len(self.tickets)]
         prompt = prefill.prompt_token_ids
         prompt = (*prompt, *(90 for _ in range(min(more, 38 - len(prompt)))))

@@ -1,4 +1,4 @@
-"""What a counted engine does with legs, tickets, leases and loads."""
+"""What a counted engine does with legs, KV handles, leases and loads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_full_queue_takes_no_more() -> None:
     assert failures == [None, None, LegFailure.OVERLOADED]
 
 
-def test_a_ticket_that_cannot_be_read_from_is_refused_and_one_of_another_prompt_is_a_fault() -> (
+def test_a_kv_handle_that_cannot_be_read_from_is_refused_and_one_of_another_prompt_is_a_fault() -> (
     None
 ):
     source, target = new_core(), new_core(engine_id="d0")
@@ -77,7 +77,7 @@ def test_kv_that_was_there_is_computed_again_once_it_was_given_up() -> None:
     assert core.load(9.0).steps.prefill_tokens >= 20
 
 
-def test_an_engine_without_prefix_cache_takes_tickets_of_one_with() -> None:
+def test_an_engine_without_prefix_cache_takes_kv_handles_of_one_with() -> None:
     one = prefill("a", 30)
     ticket = run_prefill(new_core(), one)
     target = new_core(with_changes(SETTINGS, prefix_caching=False), "d0")
@@ -134,7 +134,7 @@ def test_batches_say_all_that_they_compute() -> None:
     assert seen == [first, second]
 
 
-def test_patience_ends_a_stretch_with_the_step_under_way() -> None:
+def test_a_horizon_ends_a_step_run_with_the_current_step() -> None:
     core = new_core(with_changes(SETTINGS, timing=LinearStepTiming(0.01, 0, 0, 0)))
     core.add(leg("a", 4, 100))
     core.begin(0.0, horizon_s=9.0)
@@ -229,7 +229,7 @@ def test_what_is_here_already_is_not_pulled() -> None:
     assert order.blocks == 8 - 6
 
 
-def test_a_ticket_for_blocks_that_are_all_here_frees_them_there() -> None:
+def test_a_kv_handle_for_blocks_that_are_all_here_frees_them_there() -> None:
     source, target = new_core(), new_core(engine_id="d0")
     one = prefill("p", 16, (1, 2))
     target.add(leg("before", 30, 2, ids=(1, 2)))

@@ -60,7 +60,7 @@ class TwoEngines(RuleBasedStateMachine):
     @precondition(lambda self: self.source.tickets)
     @rule(which=st.integers(0, 20), more=st.integers(0, 30), output=st.integers(1, 40))
     def add_decode(self, which: int, more: int, output: int) -> None:
-        # The same ticket may come twice: the second pull then fails.
+        # The same KV handle may come twice: the second pull then fails.
         first = list(self.source.tickets)[which % len(self.source.tickets)]
         prompt = self.source.prompts[first].extended(more)
         one = decode(self.name(), prompt, self.source.tickets[first], output)

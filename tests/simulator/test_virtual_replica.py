@@ -174,7 +174,7 @@ def test_a_leg_that_waits_for_leased_blocks_starts_when_the_lease_ends() -> None
     assert len(stage.ear.outputs("waits")) == 3
 
 
-def test_a_released_ticket_frees_the_source() -> None:
+def test_a_released_kv_handle_frees_the_source() -> None:
     stage = Stage()
     ticket = stage.prefilled()
     assert stage.source.load().kv_used_fraction > 0

@@ -144,7 +144,7 @@ def test_a_mark_of_the_byte_order_loses_no_line(lines: list[str]) -> None:
 
 
 def test_a_trace_of_nothing_but_bad_lines_is_refused_even_when_they_may_be_skipped() -> None:
-    with pytest.raises(TraceInvalid, match="holds no requests, and 1 lines that were skipped"):
+    with pytest.raises(TraceInvalid, match="holds no requests; skipped 1 line"):
         read_trace("t", ["{oops"], ignore_invalid=True)
 
 

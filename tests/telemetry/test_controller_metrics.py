@@ -156,7 +156,7 @@ def test_a_decision_is_told_with_what_it_was_made_from_and_what_was_asked_for() 
 @pytest.mark.parametrize(
     ("tick", "held"), [(TICK, 0), (replace(TICK, paused_reason="unresponsive"), 1), (None, 1)]
 )
-def test_an_autoscaler_that_has_decided_nothing_is_held(
+def test_an_autoscaler_that_has_decided_nothing_is_paused(
     tick: AutoscalerTick | None, held: int
 ) -> None:
     assert told(replace(FULL, tick=tick))[(c.AUTOSCALER_PAUSED.name,)] == held

@@ -252,7 +252,7 @@ def test_every_histogram_of_seconds_is_looked_at() -> None:
 
 @slow_machines
 @given(tree=CONFIGS)
-def test_any_configuration_has_an_edge_at_all_that_it_promises_and_permits(tree: Tree) -> None:
+def test_any_configuration_has_an_edge_at_each_objective_and_limit(tree: Tree) -> None:
     config = load(tree).config
     edges = all_edges(slo_classes(config).classes.values(), coordinator_limits(config))
     assert [*edges] == HISTOGRAMS

@@ -289,7 +289,7 @@ def test_the_good_ones_of_each_class_are_those_that_its_clients_count() -> None:
     assert told(SLO_GOOD.name, "slo_class", objective="goodput") == counted("good")
 
 
-def test_who_is_excused_or_barred_is_in_neither() -> None:
+def test_excluded_requests_and_client_errors_are_in_neither() -> None:
     assert told(SLO_EXCLUDED.name, "slo_class") == counted("excluded")
     assert told(REQUESTS.name, "outcome")["client_error"] == sum(counted("client_error").values())
 

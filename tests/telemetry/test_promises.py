@@ -92,10 +92,10 @@ def test_without_a_first_token_there_are_no_parts() -> None:
     assert ttft_parts(evolve(RECORD, first_token_at_s=None, legs=HANDED_OFF)) is None
 
 
-def test_only_what_is_promised_is_an_objective() -> None:
+def test_only_limits_that_are_set_are_objectives() -> None:
     told = evolve(RECORD, slo=Slo(name="chat", tpot_s=0.5))
     assert objective_rows(told) == [
-        {"objective": "tpot", "promised_s": 0.5, "got_s": 0.25, "met": True}
+        {"objective": "tpot", "objective_s": 0.5, "actual_s": 0.25, "met": True}
     ]
 
 
@@ -104,7 +104,7 @@ def test_slow_gaps_are_told_with_how_many_were_allowed() -> None:
         RECORD, slo=Slo(itl_p99_s=0.5), output_tokens=301, itl_violations=2, max_itl_s=0.7
     )
     (row,) = objective_rows(told)
-    assert (row["got_s"], row["slow_gaps"], row["allowed_gaps"]) == (0.7, 2, 3)
+    assert (row["actual_s"], row["slow_gaps"], row["allowed_gaps"]) == (0.7, 2, 3)
 
 
 def test_the_headline_says_whose_it_was_and_how_it_was_judged() -> None:
@@ -135,7 +135,7 @@ def test_each_objective_that_was_broken_is_named() -> None:
     assert missed_objectives(RECORD) == ()
 
 
-def test_one_that_is_barred_is_neither_good_nor_has_it_missed_anything() -> None:
+def test_a_client_error_is_neither_good_nor_a_miss() -> None:
     refused = evolve(
         RECORD,
         outcome=Phase.SHED,

@@ -286,7 +286,7 @@ class LoadDriver:
             self._model.name, completion_request, keep_text=number % turns < turns - 1
         )
         messages = completion_request.messages if turns > 1 else ()
-        return _PreparedRequest(number, request, prepared, messages)
+        return _PreparedRequest(index=number, request=request, prepared=prepared, messages=messages)
 
     def _fit_to_context(self, request: TraceRequest) -> TraceRequest | None:
         """The request with its prompt cut to the model's length; None if nothing is left."""

@@ -151,22 +151,22 @@ class _Handlers:
         unknown = sorted(set(names) - set(Topic))
         if unknown:
             known = ", ".join(Topic)
-            return JSONResponse({"why": f"no topic {unknown[0][:64]!r}, there are {known}"}, 400)
+            return JSONResponse({"reason": f"no topic {unknown[0][:64]!r}, there are {known}"}, 400)
         return EventStream(self.hub, frozenset(map(Topic, names)))
 
     async def request(self, request: Request) -> Response:
         request_id = request.query_params.get("id", "")
         if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS:
             return JSONResponse(
-                {"why": f"expected 'id', of 1 to {MAX_REQUEST_ID_CHARS} characters"}, 400
+                {"reason": f"expected 'id', of 1 to {MAX_REQUEST_ID_CHARS} characters"}, 400
             )
         try:
             reports = await self._query_feed(lambda: self._feed.request(request_id))
         except _QueryFailed as error:
-            return JSONResponse({"why": str(error)}, 503)
+            return JSONResponse({"reason": str(error)}, 503)
         if not reports:
             why = "nobody remembers it: an ingress keeps its last few thousand requests"
-            return JSONResponse({"why": why}, 404)
+            return JSONResponse({"reason": why}, 404)
         body = msgspec.json.encode({"requests": reports})
         return Response(body, media_type="application/json")
 
@@ -174,7 +174,7 @@ class _Handlers:
         try:
             body = (await self._query_feed(self._feed.config)).encode()
         except _QueryFailed as error:
-            return JSONResponse({"why": str(error)}, 503)
+            return JSONResponse({"reason": str(error)}, 503)
         headers = {
             "etag": f'"{hashlib.sha256(body).hexdigest()[:20]}"',
             "cache-control": "no-cache",
@@ -212,7 +212,7 @@ class EventStream:
             mailbox = self._hub.subscribe(self._topics)
         except TooManyViewers as error:
             response = JSONResponse(
-                {"why": f"{error}; {retry_after_text(_RETRY_AFTER_S)}"},
+                {"reason": f"{error}; {retry_after_text(_RETRY_AFTER_S)}"},
                 status_code=503,
                 headers={"retry-after": str(retry_after_seconds(_RETRY_AFTER_S))},
             )

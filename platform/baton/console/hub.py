@@ -207,7 +207,7 @@ class Hub:
     def _send_failure(self, source: Source, why: str | None) -> None:
         since_s = self._failing_since.get(source)
         for_s = None if since_s is None else round(self._clock() - since_s, 1)
-        frame = _frame_of("trouble", {"source": source.name, "why": why, "for_s": for_s})
+        frame = _frame_of("trouble", {"source": source.name, "reason": why, "for_s": for_s})
         for topic in sorted(source.topics):
             self._send(f"trouble:{topic}", topic, frame)
 

@@ -121,7 +121,7 @@ def make_point(report: Json, at_s: float) -> dict[str, float | None]:
         "at_s": round(at_s, 3),
         "offered_per_s": demand.get("requests_per_s"),
         "goodput_per_s": _number(service["goodput_per_s"]) if report.get("classes") else None,
-        "refused_per_s": demand.get("refused_per_s"),
+        "rejected_per_s": demand.get("rejected_per_s"),
         "in_flight": demand.get("in_flight"),
         "queued": demand.get("queued"),
     }

@@ -40,7 +40,7 @@ def overview_view(report: Json) -> JsonDict:
         "ingresses": {
             "count": len(ingresses),
             "healthy": sum(bool(ingress.get("healthy")) for ingress in ingresses),
-            "silent": report.get("silent") or [],
+            "unresponsive": report.get("unresponsive") or [],
             "unjoined": _unreachable(ingresses),
             "in_flight": _sum_counts(ingress.get("in_flight") for ingress in ingresses),
             "ended": _sum_counts(ingress.get("ended") for ingress in ingresses),

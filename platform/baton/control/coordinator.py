@@ -220,7 +220,12 @@ class Coordinator:
             if shed is not None:
                 default_slo = slos.resolve(None, tenant, expected_tokens)
                 shedding.append(
-                    SheddingClass(name, slo_class, default_slo == slo, shed.retry_after_s)
+                    SheddingClass(
+                        tenant=name,
+                        slo_class=slo_class,
+                        is_default=default_slo == slo,
+                        retry_after_s=shed.retry_after_s,
+                    )
                 )
         return shedding
 

@@ -31,7 +31,7 @@ class AbortLegs(Value, kw_only=True):
 class ReleaseLease(Value, kw_only=True):
     """Free the blocks a prefill replica keeps for a leg that no replica will pull any more.
 
-    `via_replica_id` is the replica to tell: engines release a ticket from the pulling side.
+    `via_replica_id` is the replica to tell: engines release a KV handle from the pulling side.
     """
 
     lease: Lease
@@ -108,7 +108,7 @@ class RequestRecord(Value, kw_only=True):
     last_token_at_s: float | None
     ended_at_s: float
     prefill_done_at_s: float | None
-    """When the ticket arrived; None for LOCAL."""
+    """When the KV handle arrived; None for LOCAL."""
     handed_off_blocks: int
     model: str = ""
     """Empty, as the pool is: it was never placed."""

@@ -1,4 +1,4 @@
-"""Routes, legs, and the tickets and leases by which KV blocks change hands."""
+"""Routes, legs, and the KV handles and leases by which KV blocks change hands."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Leg(Value, kw_only=True):
     priority: int = 0
     kv_handle: KvHandle | None = None
     source_id: str | None = None
-    """The replica that the ticket's blocks are on."""
+    """The replica that the KV handle's blocks are on."""
     cache_salt: str | None = None
     adapter: str | None = None
     """The LoRA adapter that it is computed with."""
@@ -200,7 +200,9 @@ class Leg(Value, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.kind is LegKind.DECODE) != (self.kv_handle is not None):
-            raise ValueError(f"leg {self.leg_id!r}: a decode leg, and only that, carries a ticket")
+            raise ValueError(
+                f"leg {self.leg_id!r}: a decode leg, and only that, carries a KV handle"
+            )
         if self.emits_first_token and self.kind is not LegKind.PREFILL:
             raise ValueError(f"leg {self.leg_id!r}: only a prefill leg may give its token or not")
 

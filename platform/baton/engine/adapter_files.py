@@ -28,7 +28,9 @@ def adapter_refusal(
     """
     path = Path(folder)
     if not path.is_dir():
-        return AdapterRejection(status=404, why=f"No adapter found for {folder!r}: no such folder")
+        return AdapterRejection(
+            status=404, reason=f"No adapter found for {folder!r}: no such folder"
+        )
     resolved = path.resolve()
     if not any(
         resolved.is_relative_to(Path(allowed_root).resolve())
@@ -36,19 +38,19 @@ def adapter_refusal(
         if allowed_root.startswith("/")
     ):
         return AdapterRejection(
-            status=403, why=f"{folder!r} leads out of the places that are allowed"
+            status=403, reason=f"{folder!r} leads out of the places that are allowed"
         )
     try:
         config = _read_config(path / _CONFIG)
     except (OSError, ValueError) as error:
-        return AdapterRejection(status=400, why=f"{folder}/{_CONFIG} cannot be read: {error}")
+        return AdapterRejection(status=400, reason=f"{folder}/{_CONFIG} cannot be read: {error}")
     if not any((path / name).is_file() for name in _WEIGHTS):
         expected_files = " or ".join(_WEIGHTS)
         return AdapterRejection(
-            status=400, why=f"{folder} has no weights, expected {expected_files}"
+            status=400, reason=f"{folder} has no weights, expected {expected_files}"
         )
     why = _config_problem(config, max_rank)
-    return None if why is None else AdapterRejection(status=400, why=f"{folder}: {why}")
+    return None if why is None else AdapterRejection(status=400, reason=f"{folder}: {why}")
 
 
 def _read_config(path: Path) -> dict[str, object]:

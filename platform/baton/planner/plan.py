@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from baton.domain.errors import InsufficientMemory
+from baton.domain.names.words import count_text
 from baton.perf.hardware.accelerators import DTYPE_BYTES
 from baton.planner.explore import Explorer, cost, first_by_kind, has_all_prices, rank_candidates
 from baton.planner.problem import PlanningProblem, SloClass, class_of
@@ -173,11 +174,14 @@ def _raise_misfit(question: PlanningProblem) -> None:
     )
     offer = question.offers[0]
     raise InsufficientMemory(
-        f"no shape of {question.model.name} on {offer.accelerator.name} is within the GPUs given",
-        "allow more GPUs, or other tensor or pipeline sizes",
-        "devices",
-        0.0,
-        None,
+        why=(
+            f"no shape of {question.model.name} on {offer.accelerator.name} is within the GPUs"
+            " given"
+        ),
+        remedy="allow more GPUs, or other tensor or pipeline sizes",
+        term="devices",
+        excess_bytes=0.0,
+        min_parallelism=None,
     )
 
 
@@ -253,7 +257,7 @@ def _compare(best: Candidate, alternative: Candidate, question: PlanningProblem)
 
 
 def _describe_rate(candidate: Candidate) -> str:
-    return f"{candidate.rate_per_s:.3g} requests/s on {candidate.fleet.gpus} GPUs"
+    return f"{candidate.rate_per_s:.3g} requests/s on {count_text(candidate.fleet.gpus, 'GPU')}"
 
 
 def _describe_infeasible(ranked: Sequence[Candidate]) -> str:

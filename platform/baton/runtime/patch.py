@@ -87,7 +87,12 @@ class Patch:
                 f"{self.name}: got {why}, expected the private names of {versions}",
                 f"install {versions}; {self.fallback}",
             )
-        fields = {"patch": self.name, "why": why, "expected": versions, "fallback": self.fallback}
+        fields = {
+            "patch": self.name,
+            "reason": why,
+            "expected": versions,
+            "fallback": self.fallback,
+        }
         log_event(logger, logging.WARNING, "patch_turned_off", fields)
         return False
 

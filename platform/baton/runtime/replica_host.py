@@ -313,7 +313,7 @@ class ReplicaHost:
         """Keep why this replica is to be replaced; logged once."""
         if not self.agent_failure:
             self.agent_failure = why
-            fields = {"replica_id": self._replica_id, "why": why}
+            fields = {"replica_id": self._replica_id, "reason": why}
             log_event(_LOG, logging.ERROR, "agent_broken", fields)
 
     # ------------------------------------------------------------------ pumps
@@ -394,10 +394,10 @@ class ReplicaHost:
 
 
 class _OutstandingLeases:
-    """Tickets whose blocks may still be kept.
+    """KV handles whose blocks may still be kept.
 
     Only the pulling side learns when blocks have moved. But an engine without a used block keeps
-    none, once its load has caught up with the last ticket (`load_lag_s`).
+    none, once its load has caught up with the last KV handle (`load_lag_s`).
     """
 
     def __init__(self, *, lease_s: float, load_lag_s: float) -> None:

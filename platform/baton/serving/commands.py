@@ -137,13 +137,13 @@ def links(*, address: str | None) -> Report:
 def scale(pool: str, replicas: int, *, for_s: float | None, address: str | None) -> Report:
     """Set the replicas of a pool for `for_s` seconds; None: until released."""
     with connect_deployment(address) as deployment:
-        return _raise_if_refused(deployment.scale(pool, replicas, for_s))
+        return _raise_if_rejected(deployment.scale(pool, replicas, for_s))
 
 
 def scale_auto(pool: str, *, address: str | None) -> Report:
     """Leave a pool to the autoscaler again."""
     with connect_deployment(address) as deployment:
-        return _raise_if_refused(deployment.scale(pool, None))
+        return _raise_if_rejected(deployment.scale(pool, None))
 
 
 def explain_scale(ticks: int, *, address: str | None) -> Report:
@@ -186,9 +186,9 @@ def logs(
             yield from last_lines(node_logs.read(query), query)
 
 
-def _raise_if_refused(result: Report) -> Report:
-    if "refused" in result:
-        raise ScalingRejected(str(result["refused"]), str(result["remedy"]))
+def _raise_if_rejected(result: Report) -> Report:
+    if "rejected" in result:
+        raise ScalingRejected(str(result["rejected"]), str(result["remedy"]))
     return result
 
 

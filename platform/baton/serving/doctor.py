@@ -320,7 +320,9 @@ def _check_pairs(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
         return topic.skipped(links.why)
     quarantined = [row for row in links if row["state"] == "quarantined"]
     if quarantined:
-        details = [f"{row['source_id']} -> {row['target_id']}: {row['why']}" for row in quarantined]
+        details = [
+            f"{row['source_id']} -> {row['target_id']}: {row['reason']}" for row in quarantined
+        ]
         return topic.failed(
             f"{len(quarantined)} of {len(links)} are quarantined: {few(details)}",
             "open the ports between their nodes and look at 'baton links'; they are probed again"
@@ -340,7 +342,7 @@ def _check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
     if isinstance(links, UnknownFact):
         return topic.skipped(links.why)
     unresponsive = sorted(
-        {str(row["source_id"]) for row in links if str(row["why"]).startswith("side channel")}
+        {str(row["source_id"]) for row in links if str(row["reason"]).startswith("side channel")}
     )
     if unresponsive:
         return topic.failed(

@@ -258,7 +258,7 @@ async def _coordinator_killed() -> Outcome:
                 await asyncio.sleep(3.0)
                 killed_s = stage.kill_ingress(first.name)
                 aborted_s = await _aborted_at_s(stage) - killed_s
-        # A ticket that was on its way to it is nobody's: its blocks are free when its lease ends.
+        # Of a KV handle on its way to it, the blocks are free when the lease ends.
         counters = await stage.wait_idle(timeout_s=stage.plan.settings.lease_s + _SETTLE_S)
         history = History(
             exchanges=running.result(), expected_tokens=stage.expected_tokens, counters=counters

@@ -235,7 +235,7 @@ def rolling_upgrade_of_the_layout(folder: Path) -> Outcome:
         after = pids(up)
         links = up.deployment.run_json("links")["links"]
         clients.run_for(2.0)
-    broken = sum(row["broken_handoffs"] for row in links)
+    broken = sum(row["failed_handoffs"] for row in links)
     bounds = [
         exactly("exit code", done.code, 0),
         *_only_pools_replaced(before, after),
@@ -255,7 +255,7 @@ def _only_pools_replaced(
 
 
 def _figures(done: CommandResult) -> dict[str, Figure]:
-    why = done.report.get("why") or [done.stderr.strip().splitlines()[-1] if done.stderr else ""]
+    why = done.report.get("reason") or [done.stderr.strip().splitlines()[-1] if done.stderr else ""]
     return {"took, s": done.took_s, "why": "; ".join(why)}
 
 

@@ -79,7 +79,7 @@ def test_what_is_gained_is_counted_in_what_replicas_can_do_not_in_their_number()
     assert (to, made) == (Role.DECODE, 1)
 
 
-def test_who_is_held_at_the_door_will_stream_too() -> None:
+def test_queued_requests_count_as_future_streams() -> None:
     policy = SloPolicy(options())
     busy = replace(decode_pool(1), running_requests=95.0)
     service = ServiceLevel(queued_requests=60)

@@ -79,7 +79,7 @@ def test_the_order_of_pools_does_not_matter(prompts: float, outputs: float, coun
 def test_each_want_says_why_and_from_what() -> None:
     want = once(demand(3.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
     assert want.reason is ScalingReason.DEMAND
-    assert "prefill needs" in want.why
+    assert "prefill needs" in want.detail
     assert want.inputs["prompt_tokens_per_s"] == 30_000.0
     assert want.inputs["need_now"] > 3.0
 

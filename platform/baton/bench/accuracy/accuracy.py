@@ -279,8 +279,18 @@ def _evaluate_row(
     ttft_s, tpot_s = predict(row, efficiency)
     return EvaluatedRow(
         row=row,
-        ttft=Residual(row.name, MeasurementKind.FIRST_TOKEN, row.ttft_s, ttft_s + first_token_s),
-        tpot=Residual(row.name, MeasurementKind.OUTPUT_TOKEN, row.tpot_s, tpot_s),
+        ttft=Residual(
+            name=row.name,
+            kind=MeasurementKind.FIRST_TOKEN,
+            measured_s=row.ttft_s,
+            predicted_s=ttft_s + first_token_s,
+        ),
+        tpot=Residual(
+            name=row.name,
+            kind=MeasurementKind.OUTPUT_TOKEN,
+            measured_s=row.tpot_s,
+            predicted_s=tpot_s,
+        ),
         is_simulated=is_simulated,
         implausible_reason=implausible_reason(row),
     )

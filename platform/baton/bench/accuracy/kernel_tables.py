@@ -70,7 +70,12 @@ def compare_products(path: Path, accelerator: Accelerator) -> list[Residual]:
         predicted_s = gemm_s(accelerator, matrix, m, weights=dtype, inputs=dtype)
         name = f"{row['gemm_dtype']} {m}x{n}x{k}"
         residuals.append(
-            Residual(name, MeasurementKind.KERNEL, row["latency"] * _MILLI, predicted_s)
+            Residual(
+                name=name,
+                kind=MeasurementKind.KERNEL,
+                measured_s=row["latency"] * _MILLI,
+                predicted_s=predicted_s,
+            )
         )
     return residuals
 
@@ -85,7 +90,12 @@ def compare_all_reduces(path: Path, accelerator: Accelerator) -> list[Residual]:
         exchange = all_reduce(payload_bytes, row["num_gpus"], accelerator)
         name = f"{row['num_gpus']} x {payload_bytes} bytes"
         residuals.append(
-            Residual(name, MeasurementKind.KERNEL, row["latency"] * _MILLI, sum(exchange))
+            Residual(
+                name=name,
+                kind=MeasurementKind.KERNEL,
+                measured_s=row["latency"] * _MILLI,
+                predicted_s=sum(exchange),
+            )
         )
     return residuals
 
@@ -109,7 +119,14 @@ def attention_observations(path: Path, accelerator: Accelerator) -> list[Measure
                 name=f"{row['op_name']} {row['batch_size']} x {row['isl']} {kv}",
                 kind=MeasurementKind.KERNEL,
                 measured_s=row["latency"] * _MILLI,
-                parts=StepParts(0.0, 0.0, 0.0, parts.attention_s, 0.0, 0.0),
+                parts=StepParts(
+                    fixed_s=0.0,
+                    requests_s=0.0,
+                    gemm_s=0.0,
+                    attention_s=parts.attention_s,
+                    wire_s=0.0,
+                    unscaled_s=0.0,
+                ),
                 conditions=Conditions(requests=row["batch_size"], context_tokens=row["isl"]),
             )
         )

@@ -220,7 +220,13 @@ def _parse_attention_row(fields: Mapping[str, str], _line: int) -> AttentionMeas
     chunk, context, decodes, decode_context, micros = (
         parse_number(fields[column], column) for column in _ATTENTION_COLUMNS
     )
-    return AttentionMeasurement(chunk, context, decodes, decode_context, micros * _MICRO)
+    return AttentionMeasurement(
+        chunk=chunk,
+        context=context,
+        decodes=decodes,
+        decode_context=decode_context,
+        seconds=micros * _MICRO,
+    )
 
 
 def _read_curves(lines: Iterable[str], name: str, x_column: str) -> dict[str, InterpolationCurve]:

@@ -30,6 +30,7 @@ from baton.bench.load import (
     start_times,
 )
 from baton.domain.errors import OperatorError
+from baton.domain.names.words import count_text
 from baton.simulator.outcome import mean
 from baton.simulator.workloads.trace import Trace
 
@@ -105,7 +106,7 @@ class BenchmarkRun:
 def _format_load(rate_per_s: float | None, concurrency: int | None) -> str:
     """A load in a word: `4/s`, `16 streams`, `as recorded`."""
     if concurrency is not None:
-        return f"{concurrency} stream{'s' if concurrency > 1 else ''}"
+        return count_text(concurrency, "stream")
     return "as recorded" if rate_per_s is None else f"{rate_per_s:.4g}/s"
 
 

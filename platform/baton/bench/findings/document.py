@@ -13,6 +13,7 @@ from baton.bench.findings.metrics import BenchmarkMetrics, ClassMetrics, Distrib
 from baton.bench.formatting import NO_VALUE, format_number, format_percent, format_seconds
 from baton.bench.report.json_report import json_safe
 from baton.bench.report.study import Curve, Evidence, RunResult, Study, Table
+from baton.domain.names.words import count_text
 from baton.policy.admission.slo_classes import DEFAULT_CLASS
 from baton.simulator.outcome import Objectives, mean
 
@@ -232,30 +233,7 @@ def _facts(result: BenchmarkResult, context: BenchmarkContext) -> dict[str, str]
 def _notes(result: BenchmarkResult) -> Iterable[str]:
     """Facts that a reader needs to judge the figures."""
     metrics = [run.metrics for run in result.runs]
-    counted_notes = (
-        (
-            sum(metric.unfinished for metric in metrics),
-            "requests were left when the run was stopped.",
-        ),
-        (
-            sum(metric.dropped_turns for metric in metrics),
-            "turns were not asked: one before them failed.",
-        ),
-        (
-            sum(metric.truncated_prompts for metric in metrics),
-            "prompts were cut to what the endpoint takes.",
-        ),
-        (
-            sum(metric.skipped_too_long for metric in metrics),
-            "requests were left out: their output is too long.",
-        ),
-        (sum(metric.short_answers for metric in metrics), "answers ended before the asked length."),
-        (
-            sum(metric.prompt_length_mismatches for metric in metrics),
-            "prompts had, as the endpoint counts, another length than was asked for.",
-        ),
-    )
-    yield from (f"{number} {what}" for number, what in counted_notes if number)
+    yield from _counted_notes(metrics)
     cached, prompts = (
         sum(metric.cached_tokens for metric in metrics),
         sum(metric.prompt_tokens for metric in metrics),
@@ -277,6 +255,53 @@ def _notes(result: BenchmarkResult) -> Iterable[str]:
             f"Up to {max(tail_fractions):.0%} of a run's window is after its last request was due:"
             " rates per second are means over all of it; a longer run has higher ones."
         )
+
+
+def _counted_notes(metrics: Sequence[BenchmarkMetrics]) -> Iterable[str]:
+    """How many requests, prompts and answers were not as the load says."""
+    counted_notes = (
+        (
+            sum(metric.unfinished for metric in metrics),
+            "request was",
+            "requests were",
+            "left when the run was stopped.",
+        ),
+        (
+            sum(metric.dropped_turns for metric in metrics),
+            "turn was",
+            "turns were",
+            "not asked: an earlier one failed.",
+        ),
+        (
+            sum(metric.truncated_prompts for metric in metrics),
+            "prompt was",
+            "prompts were",
+            "cut to what the endpoint takes.",
+        ),
+        (
+            sum(metric.skipped_too_long for metric in metrics),
+            "request was",
+            "requests were",
+            "left out: the output is too long.",
+        ),
+        (
+            sum(metric.short_answers for metric in metrics),
+            "answer",
+            "answers",
+            "ended before the asked length.",
+        ),
+        (
+            sum(metric.prompt_length_mismatches for metric in metrics),
+            "prompt",
+            "prompts",
+            "had, as the endpoint counts, another length than was asked for.",
+        ),
+    )
+    yield from (
+        f"{count_text(number, singular, plural)} {what}"
+        for number, singular, plural, what in counted_notes
+        if number
+    )
 
 
 _LONG_TAIL_FRACTION = 0.2
@@ -311,7 +336,7 @@ def _tables_of(result: BenchmarkResult, slo: SloObjectives) -> Iterable[Table]:
         failures.update(run.metrics.failures)
     if failures:
         rows = tuple((why, format_number(count)) for why, count in failures.most_common(10))
-        yield Table(title="Failures", columns=("why", "requests"), rows=rows)
+        yield Table(title="Failures", columns=("reason", "requests"), rows=rows)
 
 
 def _levels_to_show(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from baton.bench.client.client import Message
 from baton.domain.errors import TraceInvalid
+from baton.domain.names.words import count_text
 from baton.simulator.workloads.lines import numbered_lines, parse_tokens
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
@@ -50,7 +51,9 @@ def read_rows(
                 raise TraceInvalid(name, line, _error_text(error)) from error
             skipped += 1
     if not rows:
-        raise TraceInvalid(name, 0, f"holds no prompts, and {skipped} entries that were left out")
+        raise TraceInvalid(
+            name, 0, f"holds no prompts; left out {count_text(skipped, 'entry', 'entries')}"
+        )
     return rows, skipped
 
 

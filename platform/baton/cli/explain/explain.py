@@ -22,6 +22,7 @@ from baton.cli.output import (
     report_errors,
     table_lines,
 )
+from baton.domain.names.words import count_text
 
 JsonDict = dict[str, Any]
 
@@ -94,10 +95,8 @@ def _decision_lines(decision: JsonDict) -> Iterator[str]:
     )
     if route["prefill_tokens"] is not None:
         prefill_replica, decode_replica = route["prefill_replica"], route["decode_replica"]
-        yield (
-            f"  {prefill_replica} prefills the first {route['prefill_tokens']} tokens,"
-            f" {decode_replica} the rest"
-        )
+        prefix_text = count_text(route["prefill_tokens"], "token")
+        yield f"  {prefill_replica} prefills the first {prefix_text}, {decode_replica} the rest"
     if (change := _route_change(route, final_route)) is not None:
         yield f"  route changed: {change}"
     if options := decision["options"]:
@@ -143,7 +142,7 @@ def _hit_text(option: JsonDict) -> str:
     if not option["hit_tokens"]:
         return "none"
     age = duration_text(option["hit_age_s"])
-    return f"{option['hit_tokens']} tokens ({option['hit_source']} {age} ago)"
+    return f"{count_text(option['hit_tokens'], 'token')} ({option['hit_source']} {age} ago)"
 
 
 def _route_change(route: JsonDict, final_route: JsonDict) -> str | None:

@@ -63,8 +63,8 @@ def _run_lines(run: JsonDict) -> Iterator[str]:
     if pools := run["pools"]:
         yield from table_lines([_pool_row(pool) for pool in pools], "  ")
     for pool in pools:
-        if pool["why"]:
-            yield f"  {pool['pool']}: {pool['why']}"
+        if pool["detail"]:
+            yield f"  {pool['pool']}: {pool['detail']}"
         if inputs := _inputs_text(pool["inputs"]):
             yield f"    {inputs}"
 

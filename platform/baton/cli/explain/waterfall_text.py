@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from baton.cli.bars import can_draw_blocks, range_bar
 from baton.cli.output import TextStyle, duration_text, styled, table_lines
+from baton.domain.names.words import count_text
 
 JsonDict = dict[str, Any]
 _DEFAULT_WIDTH = 80
@@ -27,8 +28,8 @@ def verdict_text(request: JsonDict) -> str:
 
 
 def _miss_text(row: JsonDict) -> str:
-    name, bound = row["objective"].upper(), duration_text(row["promised_s"])
-    actual = "never came" if row["got_s"] is None else duration_text(row["got_s"])
+    name, bound = row["objective"].upper(), duration_text(row["objective_s"])
+    actual = "never came" if row["actual_s"] is None else duration_text(row["actual_s"])
     if "slow_gaps" in row:
         return f"{row['slow_gaps']} gaps above {bound}, {row['allowed_gaps']} allowed"
     return f"{name} {actual}, promised {bound}"
@@ -77,7 +78,8 @@ def _tokens_text(request: JsonDict) -> str:
     if request["tpot_s"] is None:
         return ""
     return (
-        f": {request['output_tokens']} tokens, {duration_text(request['tpot_s'])} each,"
+        f": {count_text(request['output_tokens'], 'token')},"
+        f" {duration_text(request['tpot_s'])} each,"
         f" longest gap {duration_text(request['worst_gap_s'])}"
     )
 

@@ -40,5 +40,5 @@ def _row(row: dict[str, Any], current: object) -> dict[str, object]:
         "when": when if isinstance(when, str) else when.strftime("%Y-%m-%d %H:%M:%S"),
         "operation": row["operation"],
         "status": str(row["status"]),
-        "why": row["why"] or "-",
+        "reason": row["reason"] or "-",
     }

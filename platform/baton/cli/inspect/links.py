@@ -53,9 +53,9 @@ def _row(row: dict[str, Any]) -> dict[str, object]:
         "p99": duration_text(row["p99_s"]),
         "pulls": row["pulls"],
         "failures": row["failures"],
-        "broken": row["broken_handoffs"],
+        "failed handoffs": row["failed_handoffs"],
         "probed": _ago(row["probed_age_s"]),
-        "why": row["why"] or "-",
+        "reason": row["reason"] or "-",
     }
 
 

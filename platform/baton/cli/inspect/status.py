@@ -27,6 +27,7 @@ from baton.cli.output import (
     text_lines,
 )
 from baton.console.views import OUT_OF_STEP, index_state, replica_state, replica_views
+from baton.domain.names.words import count_text
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
@@ -124,8 +125,10 @@ def text_report(report: Report) -> Report:
 def _rollout_text(rollout: JsonDict) -> str:
     generation = rollout.get("generation")
     title = rollout["what"] if generation is None else f"{rollout['what']}, generation {generation}"
-    why = f": {rollout['why']}" if rollout["why"] else ""
-    return f"{title}, {rollout['state']} {duration_text(rollout['age_s'])} ago{why}"
+    # An earlier build stored the text as `why`.
+    text = rollout.get("reason") or rollout.get("why")
+    reason = f": {text}" if text else ""
+    return f"{title}, {rollout['state']} {duration_text(rollout['age_s'])} ago{reason}"
 
 
 def _policy_failure(ingress: JsonDict) -> str:
@@ -133,7 +136,8 @@ def _policy_failure(ingress: JsonDict) -> str:
     policy = ingress.get("policy", {})
     if not policy.get("failures"):
         return ""
-    return f"{policy['name']} failed {policy['failures']} times, the last: {policy['last_failure']}"
+    times = count_text(policy["failures"], "time")
+    return f"{policy['name']} failed {times}, the last: {policy['last_failure']}"
 
 
 def _service_rows(report: Report) -> Report:
@@ -177,7 +181,7 @@ def _override_text(override: JsonDict) -> str:
 
 def _admission_text(demand: JsonDict) -> str:
     text = (
-        f"{demand['requests_per_s']:g} requests/s, {demand['refused_per_s']:g} refused/s, "
+        f"{demand['requests_per_s']:g} requests/s, {demand['rejected_per_s']:g} rejected/s, "
         f"{demand['in_flight']} in flight, {demand['queued']} queued"
     )
     slack_s = demand["slack_s"]

@@ -24,6 +24,7 @@ from baton.cli.options import (
 )
 from baton.cli.output import OutputFormat, print_report, report_errors
 from baton.console.views import replica_views, service_view
+from baton.domain.names.words import count_text
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
@@ -140,7 +141,7 @@ def _service(status: _JsonDict) -> dict[str, object]:
     demand = status.get("demand") or {}
     return service_view(status) | {
         "offered_per_s": demand.get("requests_per_s"),
-        "refused_per_s": demand.get("refused_per_s"),
+        "rejected_per_s": demand.get("rejected_per_s"),
         "prompt_tokens_per_s": demand.get("prompt_tokens_per_s"),
         "output_tokens_per_s": demand.get("output_tokens_per_s"),
         "in_flight": demand.get("in_flight"),
@@ -192,9 +193,9 @@ def _warnings(status: _JsonDict, ingresses: list[_JsonDict]) -> Iterable[str]:
             yield f"pool {pool['pool']}: {str(trouble).partition(chr(10))[0]}"
     unhealthy = sum(not ingress["healthy"] for ingress in ingresses)
     if unhealthy:
-        yield f"{unhealthy} of {len(ingresses)} ingresses cannot serve"
+        yield f"{unhealthy} of {count_text(len(ingresses), 'ingress', 'ingresses')} cannot serve"
     unreachable = {name for ingress in ingresses for name in ingress["unjoined"]}
     if unreachable:
         yield f"not joined everywhere: {', '.join(sorted(unreachable))}"
     if failures := sum(ingress.get("policy", {}).get("failures", 0) for ingress in ingresses):
-        yield f"the placement policy failed {failures} times, see 'baton status'"
+        yield f"the placement policy failed {count_text(failures, 'time')}, see 'baton status'"

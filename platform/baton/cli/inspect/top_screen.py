@@ -15,6 +15,7 @@ from baton.cli.bars import gauge, sparkline
 from baton.cli.explain.trace import route_text
 from baton.cli.inspect.status import class_row, roles_text
 from baton.cli.output import bytes_text, duration_text, one_line, share_text
+from baton.domain.names.words import count_text
 
 JsonDict = dict[str, Any]
 Cell = str | Text
@@ -172,7 +173,7 @@ def _header_line(report: JsonDict) -> Text:
         parts.append(str(report["endpoint"]))
     if report["up_s"] is not None:
         parts.append(f"up {duration_text(report['up_s'])}")
-    parts.append(f"{report['ingresses']} ingress{'es' if report['ingresses'] != 1 else ''}")
+    parts.append(count_text(report["ingresses"], "ingress", "ingresses"))
     if report["generation"] is not None:
         parts.append(f"generation {report['generation']}")
     return _one_line("  ".join(parts), "bold")
@@ -194,7 +195,7 @@ def _goodput_line(service: JsonDict, history: History, frame: Frame) -> Text:
 def _load_line(service: JsonDict) -> Text:
     parts = [
         f"offered {_number(service['offered_per_s'])}/s",
-        f"refused {_number(service['refused_per_s'])}/s",
+        f"rejected {_number(service['rejected_per_s'])}/s",
         f"in flight {_number(service['in_flight'])}",
         f"queued {_number(service['queued'])}",
     ]
@@ -272,10 +273,10 @@ def _notable_links(links: JsonDict) -> list[JsonDict]:
 def _links_line(links: JsonDict, history: History) -> Text:
     if not links["pairs"]:
         return _one_line("links: none, nothing hands blocks over here", "dim")
-    line = _one_line(f"links  {links['pairs']} pairs:")
+    line = _one_line(f"links  {count_text(links['pairs'], 'pair')}:")
     for state, count in sorted(links["states"].items()):
         line.append(f" {count} {state}", style=_STATE_STYLES.get(state, ""))
-    line.append(f"  {links['pulls']} pulls, {bytes_text(links['moved_bytes'])} moved")
+    line.append(f"  {count_text(links['pulls'], 'pull')}, {bytes_text(links['moved_bytes'])} moved")
     if history.bytes_per_s is not None:
         line.append(f", {bytes_text(history.bytes_per_s)}/s now")
     if links["failures"]:
@@ -300,7 +301,7 @@ def _link_row(row: JsonDict) -> list[Cell]:
         duration_text(row["p99_s"]),
         str(row["pulls"]),
         str(row["failures"]),
-        str(row["why"] or row["transport"] or "unknown"),
+        str(row["reason"] or row["transport"] or "unknown"),
     ]
 
 

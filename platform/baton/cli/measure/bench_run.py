@@ -48,6 +48,7 @@ from baton.cli.model.simulate import progress_bar
 from baton.cli.output import ProgressLines
 from baton.cli.traces import TraceUnusable, load_with_arrivals, make_workload
 from baton.domain.errors import TraceInvalid
+from baton.domain.names.words import count_text
 from baton.simulator.workloads import scaling
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def run_from_args(args: BenchArgs) -> tuple[BenchmarkResult, BenchmarkContext]:
                 errand,
                 lambda done: report_progress(done / (planned * plan.turns)) if planned else None,
             )
-        progress(f"{label}: {len(driven.samples)} requests")
+        progress(f"{label}: {count_text(len(driven.samples), 'request')}")
         return driven
 
     findings = run_benchmark(benchmark, send)
@@ -299,7 +300,9 @@ def _span_text(span: TokenRange) -> str:
 def _warm_up_text(warm_up: WarmUp) -> str:
     if warm_up.duration_s:
         return f"what is due in the first {warm_up.duration_s:g} s is left out"
-    return f"the first {warm_up.requests} requests are left out" if warm_up.requests else "none"
+    if not warm_up.requests:
+        return "none"
+    return f"without the first {count_text(warm_up.requests, 'request')}"
 
 
 async def _gather_inputs(args: BenchArgs) -> _BenchInputs:

@@ -15,6 +15,7 @@ from baton.cli.model.simulate import progress_bar, show_study
 from baton.cli.options import Output, parse_seconds, positive
 from baton.cli.output import ExitCode, OutputFormat, print_error, report_errors
 from baton.cli.traces import TraceUnusable, load_with_arrivals, make_workload
+from baton.domain.names.words import count_text
 
 if TYPE_CHECKING:
     from baton.bench.client.client import ServedModel
@@ -272,7 +273,7 @@ def _study(args: _ReplayArgs, trace: Trace, model: ServedModel, replayed: Replay
         target=args.attainment,
         device="GPU" if args.gpus else "endpoint",
         results=(result,),
-        tables=(Table(title="Failures", columns=("why", "requests"), rows=failures[:10]),)
+        tables=(Table(title="Failures", columns=("reason", "requests"), rows=failures[:10]),)
         if failures
         else (),
     )
@@ -289,20 +290,48 @@ def _notes(args: _ReplayArgs, trace: Trace, replayed: ReplayResult) -> tuple[str
     counts = (
         (
             replayed.late_sends,
-            f"requests were sent late, at worst by {replayed.max_late_s:.3f} s; latencies count"
+            "request was",
+            "requests were",
+            f"sent late, at worst by {replayed.max_late_s:.3f} s; latencies count"
             " from when they were due. If they are many, this client or --max-in-flight is what was"
             " measured.",
         ),
-        (replayed.truncated_prompts, "prompts were cut to what the endpoint takes."),
+        (
+            replayed.truncated_prompts,
+            "prompt was",
+            "prompts were",
+            "cut to what the endpoint takes.",
+        ),
         (
             replayed.skipped_too_long,
-            "requests were left out: their output alone is too long for it.",
+            "request was",
+            "requests were",
+            "left out: the output alone is too long for it.",
         ),
-        (replayed.short_answers, "answers ended before the length that was asked for."),
-        (replayed.unfinished, "requests were left when the replay was stopped; they do not count."),
-        (trace.skipped_lines, "lines of the trace were bad and left out."),
+        (
+            replayed.short_answers,
+            "answer",
+            "answers",
+            "ended before the length that was asked for.",
+        ),
+        (
+            replayed.unfinished,
+            "request was",
+            "requests were",
+            "left when the replay was stopped, and not counted.",
+        ),
+        (
+            trace.skipped_lines,
+            "line of the trace was",
+            "lines of the trace were",
+            "bad and left out.",
+        ),
     )
-    notes = [f"{count} {what}" for count, what in counts if count]
+    notes = [
+        f"{count_text(count, singular, plural)} {what}"
+        for count, singular, plural, what in counts
+        if count
+    ]
     if args.speed is not None:
         notes.append(f"Time was squeezed {args.speed:g} times: bursts are denser than recorded.")
     if has_sessions:

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import TextIO
 
 from baton.cli.output import duration_text, table_lines
+from baton.domain.names.words import count_text
 from baton.planner.rates.trials import LatencyQuantiles
 from baton.planner.result import Candidate, Plan, Sensitivity
 
@@ -91,7 +92,7 @@ def _ranking_reason(plan: Plan) -> str:
 
 def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
     fleet, rate = best.fleet, plan.question.rate_per_s
-    yield f"  take {fleet.label}: {fleet.gpus} GPUs"
+    yield f"  take {fleet.label}: {count_text(fleet.gpus, 'GPU')}"
     for pool in fleet.pools:
         settings = pool.engine_shape.settings
         yield (
@@ -185,7 +186,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "cost_per_million_tokens": None if best is None else best.cost_per_million_tokens(rate),
         "binding": None
         if plan.bottleneck is None
-        else {"constraint": str(plan.bottleneck.constraint), "why": plan.bottleneck.reason},
+        else {"constraint": str(plan.bottleneck.constraint), "reason": plan.bottleneck.reason},
         "candidates": [_candidate_json(candidate, plan) for candidate in plan.candidates],
         "trades": [_finite(asdict(tradeoff)) for tradeoff in plan.tradeoffs],
         "sensitivity": [_finite(asdict(sensitivity)) for sensitivity in plan.sensitivity],
@@ -194,7 +195,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
                 **asdict(unreachable_objective),
                 "is_physical": unreachable_objective.is_physical,
                 "factor": unreachable_objective.factor,
-                "why": str(unreachable_objective),
+                "reason": str(unreachable_objective),
             }
             for unreachable_objective in plan.unreachable_objectives
         ],

@@ -20,6 +20,7 @@ from baton.config.load import LoadedConfig, load_config
 from baton.config.schema.deployment import DeploymentConfig
 from baton.config.simulation.to_scenario import SimulatedDeployment, to_scenario
 from baton.domain.errors import ConfigInvalid, OperatorError
+from baton.domain.names.words import count_text
 from baton.simulator.faults import ScheduledEvent
 from baton.simulator.fleet.samples import Sample
 from baton.simulator.outcome import Objectives, attainment
@@ -492,8 +493,8 @@ def _limited_tenants(variants: Sequence[_Variant]) -> str:
 
 def _trace_notes(variant: _Variant, traces: Sequence[Trace]) -> Iterator[str]:
     if skipped := traces[0].skipped_lines:
-        subject = "line of the trace was" if skipped == 1 else "lines of the trace were"
-        yield f"{skipped:,} {subject} bad and left out."
+        subject = count_text(skipped, "line of the trace was", "lines of the trace were")
+        yield f"{subject} bad and left out."
     longest = min(plan.settings.max_len_tokens for plan in variant.deployment.scenario.pools)
     allowed = variant.config.admission.max_prompt_tokens or longest
     requests = traces[0].requests
@@ -504,13 +505,13 @@ def _trace_notes(variant: _Variant, traces: Sequence[Trace]) -> Iterator[str]:
         - too_long
     )
     if too_long:
-        yield (
-            f"{too_long:,} prompts leave no room for an answer in max_len ({longest:,}): they fail."
-        )
+        subject = count_text(too_long, "prompt leaves", "prompts leave")
+        yield f"{subject} no room for an answer in max_len ({longest:,}): failed."
     if rejected:
-        yield f"{rejected:,} prompts are longer than max_prompt_tokens ({allowed:,}): refused."
+        subject = count_text(rejected, "prompt is", "prompts are")
+        yield f"{subject} longer than max_prompt_tokens ({allowed:,}): rejected."
     if truncated > rejected:
         yield (
-            f"Up to {truncated - rejected:,} answers end early, where max_len ({longest:,})"
-            " is reached."
+            f"Up to {count_text(truncated - rejected, 'answer')} may end early, where max_len"
+            f" ({longest:,}) is reached."
         )

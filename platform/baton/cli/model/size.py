@@ -12,6 +12,7 @@ from baton.cli.model.models import AUTO, parse_dtype, read_model
 from baton.cli.options import JsonFlag, Output, resolve_format
 from baton.cli.output import OutputFormat, duration_text, print_report, report_errors
 from baton.domain.errors import InsufficientMemory
+from baton.domain.names.words import count_text
 
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
     from baton.perf.model.memory import MemoryModel
@@ -270,6 +271,7 @@ def text_report(report: Mapping[str, object]) -> dict[str, object]:
     """The report as a person wants it."""
     device = cast("Mapping[str, float]", report["device"])
     context = f"{report['context_tokens']:,} tokens"
+    running_text = count_text(cast("int", report["max_running_requests"]), "request")
     return {
         "model": _model_text(report),
         "devices": f"{_split_text(report)} {report['accelerator']}",
@@ -285,7 +287,7 @@ def text_report(report: Mapping[str, object]) -> dict[str, object]:
         f"requests of {context} at once": f"{report['concurrent_requests']:.1f}",
         **_timings_text(cast("Mapping[str, float]", report["seconds"]), context),
         "smallest that fits": _split_text(report["smallest"]),
-        f"for {report['max_running_requests']} requests of {context}": _sizing_text(
+        f"for {running_text} of {context}": _sizing_text(
             report["for_all_running"], report["for_all_running_without_gqa"]
         ),
     }
@@ -323,7 +325,7 @@ def _timings_text(seconds: Mapping[str, float], context: str) -> dict[str, str]:
 def _sizing_text(sizing: object, without_gqa: object) -> str:
     if not isinstance(sizing, Mapping):
         return f"no replica of up to {_MAX_DEVICES_PER_REPLICA} devices holds one"
-    text = f"{sizing['devices']} devices ({sizing['replicas']} x tp {sizing['tp']}"
+    text = f"{count_text(sizing['devices'], 'device')} ({sizing['replicas']} x tp {sizing['tp']}"
     text += f", pp {sizing['pp']})"
     if isinstance(without_gqa, Mapping):
         text += f"; {without_gqa['devices']} if heads did not share keys and values"

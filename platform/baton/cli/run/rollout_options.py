@@ -9,6 +9,7 @@ import typer
 
 from baton.cli.backend import Report
 from baton.cli.options import parse_seconds
+from baton.domain.names.words import count_text
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from baton.serving.rollout.ports import ApplyOptions
@@ -56,7 +57,7 @@ def rollout_options(
 def rollout_lines(result: Mapping[str, Any]) -> list[str]:
     """The replaced processes, and the results of new replicas."""
     lines = [f"{name}: replicas replaced one by one" for name in result.get("replaced", [])]
-    return [*lines, *result.get("why", [])]
+    return [*lines, *result.get("reason", [])]
 
 
 def apply_lines(report: Report) -> list[str]:
@@ -71,7 +72,7 @@ def apply_lines(report: Report) -> list[str]:
         lines.append("histograms with other edges, which begin new series (label edges):")
         lines += [f"  {changed}" for changed in histograms]
     for pool, (previous_replicas, replicas) in result.get("resized", {}).items():
-        lines.append(f"{pool}: {previous_replicas} -> {replicas} replicas")
+        lines.append(f"{pool}: {previous_replicas} -> {count_text(replicas, 'replica')}")
     return [*lines, *rollout_lines(result), _outcome(result)]
 
 

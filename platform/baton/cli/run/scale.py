@@ -9,6 +9,7 @@ import typer
 from baton.cli.backend import Report
 from baton.cli.options import Address, JsonFlag, Output, backend_of, parse_seconds, resolve_format
 from baton.cli.output import OutputFormat, duration_text, print_report, report_errors
+from baton.domain.names.words import count_text
 
 
 def scale(  # noqa: PLR0913 - each is an option
@@ -54,9 +55,9 @@ def report_line(report: Report) -> str:
     result = cast("dict[str, Any]", report)
     pool, previous, target = result["pool"], result["had"], result["target"]
     text = (
-        f"{pool}: {previous} -> {target} replicas"
+        f"{pool}: {previous} -> {count_text(target, 'replica')}"
         if previous != target
-        else f"{pool}: {previous} replicas"
+        else f"{pool}: {count_text(previous, 'replica')}"
     )
     change = target - previous
     if change > 0:

@@ -19,6 +19,7 @@ from baton.cli.options import (
 )
 from baton.cli.output import OutputFormat, print_report, report_errors
 from baton.domain.errors import OperatorError
+from baton.domain.names.words import count_text
 
 _Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder for the files; made where it is missing.")
@@ -142,7 +143,7 @@ def _write_files(files: Mapping[str, bytes], folder: Path, *, force: bool) -> Ma
     if differing and not force:
         names = ", ".join(differing[:_MAX_NAMED]) + (", ..." if differing[_MAX_NAMED:] else "")
         raise FilesDiffer(
-            f"{folder}: {len(differing)} of {len(files)} files are there and differ: {names}",
+            f"{folder}: {len(differing)} of {count_text(len(files), 'file')} differ: {names}",
             "write to another folder, or replace them with --force",
         )
     to_write = [name for name, content in existing.items() if content != files[name]]
@@ -177,4 +178,4 @@ def _print_written(report: Mapping[str, object], output: OutputFormat, next_step
     for name in written:
         typer.echo(str(Path(str(report["folder"])) / name))
     unchanged_text = f", {len(unchanged)} were there already" if unchanged else ""
-    typer.echo(f"{len(written)} files written{unchanged_text}; {next_step}", err=True)
+    typer.echo(f"{count_text(len(written), 'file')} written{unchanged_text}; {next_step}", err=True)

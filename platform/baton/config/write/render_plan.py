@@ -10,6 +10,7 @@ from pathlib import Path
 from baton.config.language.bounds import ClassName
 from baton.config.language.units import Unit, format_quantity
 from baton.domain.errors import OperatorError
+from baton.domain.names.words import count_text
 from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
 from baton.perf.hardware.catalogue import find_accelerator as accelerator_called
 from baton.planner.problem import PlanningProblem, SloClass
@@ -107,7 +108,7 @@ def _lines(
     plan: Plan, candidate: Candidate, *, source: str, stored_dtype: Dtype | None
 ) -> Iterator[str]:
     question, fleet = plan.question, candidate.fleet
-    yield f"# {fleet.label}: {fleet.gpus} GPUs."
+    yield f"# {fleet.label}: {count_text(fleet.gpus, 'GPU')}."
     yield (
         f"# Simulated: carries {candidate.rate_per_s:.3g} requests/s of {question.traffic.name}"
         " within the objectives."

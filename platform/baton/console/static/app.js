@@ -120,7 +120,7 @@ async function tell(id) {
   const answer = await asked(`api/request?id=${encodeURIComponent(id)}`);
   if (state.open !== id) return;
   const told = answer ? await answer.json().catch(() => null) : null;
-  state.story = told?.requests ? { id, requests: told.requests } : { id, why: told?.why ?? "The controller does not answer." };
+  state.story = told?.requests ? { id, requests: told.requests } : { id, why: told?.reason ?? "The controller does not answer." };
   soon();
 }
 
@@ -131,7 +131,7 @@ async function freshConfig() {
   state.config.generation = generation;
   const answer = await asked("api/config");
   if (answer?.ok) state.config = { text: await answer.text(), why: "", generation };
-  else state.config = { ...state.config, why: (await answer?.json().catch(() => null))?.why ?? "The controller does not answer." };
+  else state.config = { ...state.config, why: (await answer?.json().catch(() => null))?.reason ?? "The controller does not answer." };
   soon();
 }
 

@@ -118,13 +118,13 @@ const gigabytes = (link) => digits(link.bytes_per_s / 1e9, 2);
 
 function chosen(ctx, links, name) {
   const link = links.find((one) => `${one.source_id}\n${one.target_id}` === ctx.state.pair);
-  const troubled = links.filter((one) => one.why);
+  const troubled = links.filter((one) => one.reason);
   if (!link && !troubled.length) return h("aside", { class: "pair-more" }, h("p", { class: "faint" }, "Choose a pair to see what is known of it."));
-  if (!link) return h("aside", { class: "pair-more" }, h("h3", {}, "What is said of pairs"), troubled.slice(0, 12).map((one) => h("p", { key: `${one.source_id}\n${one.target_id}`, class: `pair-${one.state}` }, h("i", { class: "glyph" }, STATES[one.state]), h("b", { class: "mono" }, `${name(one.source_id)} → ${name(one.target_id)}`), ` ${one.why}`)));
+  if (!link) return h("aside", { class: "pair-more" }, h("h3", {}, "What is said of pairs"), troubled.slice(0, 12).map((one) => h("p", { key: `${one.source_id}\n${one.target_id}`, class: `pair-${one.state}` }, h("i", { class: "glyph" }, STATES[one.state]), h("b", { class: "mono" }, `${name(one.source_id)} → ${name(one.target_id)}`), ` ${one.reason}`)));
   const facts = [
-    ["state", link.state], ["why", link.why || DASH], ["transport", link.transport || "unknown"], ["bandwidth", `${bytes(link.bytes_per_s)}/s`],
+    ["state", link.state], ["reason", link.reason || DASH], ["transport", link.transport || "unknown"], ["bandwidth", `${bytes(link.bytes_per_s)}/s`],
     ["setup", seconds(link.setup_s)], ["pull, p50", seconds(link.p50_s)], ["pull, p99", seconds(link.p99_s)], ["pulls", whole(link.pulls)],
-    ["moved", bytes(link.moved_bytes)], ["failed pulls", whole(link.failures)], ["broken handoffs", whole(link.broken_handoffs)],
+    ["moved", bytes(link.moved_bytes)], ["failed pulls", whole(link.failures)], ["failed handoffs", whole(link.failed_handoffs)],
     ["on their way", whole(link.flows)], ["penalty", `× ${digits(link.penalty, 3)}`], ["probed", link.probed_age_s === null ? "never" : ago(link.probed_age_s)],
   ];
   return h("aside", { class: "pair-more" },

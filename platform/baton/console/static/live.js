@@ -72,8 +72,8 @@ export class Live {
   }
 
   #trouble(told) {
-    if (told.why === null) this.troubles.delete(told.source);
-    else this.troubles.set(told.source, { why: told.why, since: performance.now() - told.for_s * 1000 });
+    if (told.reason === null) this.troubles.delete(told.source);
+    else this.troubles.set(told.source, { why: told.reason, since: performance.now() - told.for_s * 1000 });
     this.#alive("live");
   }
 

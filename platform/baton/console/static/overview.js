@@ -56,7 +56,7 @@ function stats(demand) {
     ["output tokens", short(demand?.output_tokens_per_s), "/s"],
     ["in flight", whole(demand?.in_flight), ""],
     ["queued", whole(demand?.queued), ""],
-    ["refused", rate(demand?.refused_per_s), "/s"],
+    ["rejected", rate(demand?.rejected_per_s), "/s"],
     [late ? "most urgent is late by" : "most urgent has left", seconds(demand?.slack_s == null ? null : Math.abs(demand.slack_s)), "", late],
   ];
   return h("dl", { class: "stats", key: "stats", "aria-label": "Demand" },
@@ -80,7 +80,7 @@ function classes(rows, live) {
         h("td", {}, sparkline(live.history[`attainment/${row.class}`] ?? [], row.target, `attainment of ${row.class} over the last minutes`)),
         h("td", { class: `n ${row.window_attainment !== null && row.window_attainment < row.target ? "bad" : ""}` }, share(row.window_attainment, 2)),
         h("td", { class: "n" }, rate(row.goodput_per_s), h("span", { class: "faint" }, ` of ${rate(row.requests_per_s)}/s`)),
-        h("td", { class: "n" }, whole(row.refused)),
+        h("td", { class: "n" }, whole(row.rejected)),
         h("td", { class: "n" }, whole(row.failed)),
       ))),
     )),
@@ -137,14 +137,14 @@ function autoscaler(told) {
 }
 
 function ingresses(told) {
-  const { count, healthy, silent, unjoined, in_flight, ended } = told.ingresses;
-  const all = count + silent.length;
+  const { count, healthy, unresponsive, unjoined, in_flight, ended } = told.ingresses;
+  const all = count + unresponsive.length;
   const lost = Object.entries(unjoined);
   const counts = (phases) => Object.entries(phases).filter(([, many]) => many).map(([name, many]) => `${whole(many)} ${words(name)}`).join(", ") || "none";
   return h("section", { key: "ingresses" },
     h("h2", {}, "Ingresses"),
     h("p", {}, h("b", { class: healthy < all ? "bad" : "" }, `${healthy} of ${all}`), " healthy"),
-    silent.map((one) => h("p", { key: one, class: "bad" }, `✕ no answer from ${one}`)),
+    unresponsive.map((one) => h("p", { key: one, class: "bad" }, `✕ no answer from ${one}`)),
     h("p", { class: "faint" }, `under way: ${counts(in_flight)}`),
     h("p", { class: "faint" }, `ended: ${counts(ended)}`),
     lost.map(([id, why]) => h("p", { key: id, class: "warn" }, `${id} is not reached: ${why}`)),

@@ -30,11 +30,11 @@ function one(told, at, ctx) {
 function promises(rows) {
   if (!rows.length) return h("p", { class: "faint" }, "Its class promises nothing.");
   return h("div", { class: "promises" }, rows.map((row) => {
-    const used = row.got_s === null ? null : row.got_s / row.promised_s;
+    const used = row.actual_s === null ? null : row.actual_s / row.objective_s;
     return h("div", { key: row.objective, class: "promise" },
       h("span", { class: "meter-name" }, row.objective.toUpperCase()),
       h("span", { class: "track limit" }, h("i", { class: row.met ? "fill good-fill" : "fill bad-fill", style: { width: `${used === null ? 0 : Math.min(100, used * 66.67).toFixed(1)}%` } })),
-      h("span", { class: `n ${row.met ? "" : "bad"}` }, row.got_s === null ? "never came" : seconds(row.got_s), h("span", { class: "faint" }, ` of ${promised(row.promised_s)}`), row.met ? "" : " ✕"),
+      h("span", { class: `n ${row.met ? "" : "bad"}` }, row.actual_s === null ? "never came" : seconds(row.actual_s), h("span", { class: "faint" }, ` of ${promised(row.objective_s)}`), row.met ? "" : " ✕"),
     );
   }));
 }

@@ -59,7 +59,7 @@ function log(told, live, filter) {
   );
 }
 
-const textOf = (run) => [outcome(run)[1], ...run.pools.flatMap((pool) => [pool.pool, words(pool.reason), pool.why, pool.clipped_by])].join(" ").toLowerCase();
+const textOf = (run) => [outcome(run)[1], ...run.pools.flatMap((pool) => [pool.pool, words(pool.reason), pool.detail, pool.clipped_by])].join(" ").toLowerCase();
 
 /** Ages only nearly agree from one answer to the next: who began within half a second is the same. */
 function identity(run, live) {
@@ -98,7 +98,7 @@ function poolPart(pool) {
   const flips = Object.entries(pool.flips).filter(([, count]) => count).map(([role, count]) => `${count} as ${role}`).join(", ");
   const bounds = [pool.asked === pool.desired ? "" : `${pool.asked} asked`, pool.clipped_by ? `clipped by ${words(pool.clipped_by)}` : ""].filter(Boolean).join(", ");
   return h("div", { class: "entry-pool", key: pool.pool },
-    h("p", {}, h("b", {}, `${pool.pool}: `), pool.why || words(pool.reason), bounds ? h("span", { class: "warn" }, ` (${bounds})`) : null, flips ? h("span", {}, `; ${flips}`) : null),
+    h("p", {}, h("b", {}, `${pool.pool}: `), pool.detail || words(pool.reason), bounds ? h("span", { class: "warn" }, ` (${bounds})`) : null, flips ? h("span", {}, `; ${flips}`) : null),
     h("dl", { class: "facts inputs" }, Object.entries(pool.inputs).map(([name, value]) => h("div", { key: name }, h("dt", {}, words(name)), h("dd", {}, value === null ? "–" : name.endsWith("_s") && !name.endsWith("per_s") ? seconds(value) : digits(value, 4))))),
   );
 }

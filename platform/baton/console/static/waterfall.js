@@ -12,7 +12,7 @@ export function waterfall(told, ctx) {
   if (!bars.length || end <= 0) return h("p", { class: "empty" }, "Nothing is known of its time.");
   const all = ctx.state.whole || first === null || first <= 0;
   const span = all ? end : first * 1.08;
-  const promised = (told.objectives ?? []).find((row) => row.objective === "ttft")?.promised_s ?? null;
+  const promised = (told.objectives ?? []).find((row) => row.objective === "ttft")?.objective_s ?? null;
   return h("figure", { class: "waterfall", "data-end": end, key: "waterfall" },
     h("figcaption", {},
       h("h2", {}, "Where its time went"),

@@ -171,7 +171,7 @@ class Accounts:
         """A leg has ended, well or not, or is given up: book what it took.
 
         Whether it has `has_output` anything shows in its known tokens, but for a prefill leg that
-        hands out a ticket and no token.
+        hands out a KV handle and no token.
         """
         usage = self._leg_usages.pop(dispatched.leg.leg_id, None)
         if usage is None:
@@ -236,7 +236,12 @@ class Accounts:
         demand = NO_DEMAND
         if not is_client_error:
             prompt_tokens, uncached_tokens = round(recent.prompt_tokens), recent.uncached_tokens
-            demand = DemandTotals(1, prompt_tokens, uncached_tokens, recent.output_tokens)
+            demand = DemandTotals(
+                requests=1,
+                prompt_tokens=prompt_tokens,
+                uncached_tokens=uncached_tokens,
+                output_tokens=recent.output_tokens,
+            )
         for _ in range(requests):
             self.slo_totals.record_request(
                 record, "", self._model, is_client_error=is_client_error, demand=demand
@@ -293,10 +298,18 @@ class Accounts:
         else:
             uncached_tokens = float(max(0, prompt_tokens - state.cached_tokens))
         if output_tokens is not None:
-            return DemandTotals(1, prompt_tokens, uncached_tokens, float(output_tokens))
+            return DemandTotals(
+                requests=1,
+                prompt_tokens=prompt_tokens,
+                uncached_tokens=uncached_tokens,
+                output_tokens=float(output_tokens),
+            )
         expected_tokens = self._expected_output_tokens(state.request.max_tokens)
         return DemandTotals(
-            1, prompt_tokens, uncached_tokens, max(float(len(state.generated)), expected_tokens)
+            requests=1,
+            prompt_tokens=prompt_tokens,
+            uncached_tokens=uncached_tokens,
+            output_tokens=max(float(len(state.generated)), expected_tokens),
         )
 
     def _expected_output_tokens(self, max_tokens: int) -> float:
@@ -504,8 +517,8 @@ class SloTotals:
 def _sum_demand(first: DemandTotals, second: DemandTotals) -> DemandTotals:
     """The sum of two."""
     return DemandTotals(
-        first.requests + second.requests,
-        first.prompt_tokens + second.prompt_tokens,
-        first.uncached_tokens + second.uncached_tokens,
-        first.output_tokens + second.output_tokens,
+        requests=first.requests + second.requests,
+        prompt_tokens=first.prompt_tokens + second.prompt_tokens,
+        uncached_tokens=first.uncached_tokens + second.uncached_tokens,
+        output_tokens=first.output_tokens + second.output_tokens,
     )

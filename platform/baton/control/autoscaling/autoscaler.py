@@ -337,9 +337,9 @@ class Autoscaler:
             target_replicas=target,
             desired_replicas=desired.replicas,
             reason=desired.reason,
-            why=desired.why
+            detail=desired.detail
             if stuck_s is None
-            else f"{desired.why}; {_stuck_message(pool, stuck_s)}",
+            else f"{desired.detail}; {_stuck_message(pool, stuck_s)}",
             inputs=desired.inputs,
             limited_by=clipped_by,
             role_flips=desired.role_flips,
@@ -413,7 +413,7 @@ def _override_decision(name: str, have: int, override: Override, at_s: float) ->
         target_replicas=override.replicas,
         desired_replicas=override.replicas,
         reason=ScalingReason.OVERRIDE,
-        why=f"set to {override.replicas} by hand, {duration}",
+        detail=f"set to {override.replicas} by hand, {duration}",
     )
 
 
@@ -431,7 +431,7 @@ def _hold_decision(name: str, have: int, why: str) -> ScalingDecision:
         target_replicas=have,
         desired_replicas=have,
         reason=ScalingReason.PAUSED,
-        why=why,
+        detail=why,
     )
 
 

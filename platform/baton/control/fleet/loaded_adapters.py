@@ -68,7 +68,9 @@ class LoadedAdapters:
         """The report to coordinators."""
         loading = (name for name in self._leg_counts if name not in self._loaded)
         names = (*self._loaded, *loading)[:_MAX_REPORTED]
-        return AdapterStatus(names, self._hits, self._loads, self._busy_s)
+        return AdapterStatus(
+            loaded=names, hits=self._hits, loads=self._loads, loading_s=self._busy_s
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError when it holds more than there is room for."""

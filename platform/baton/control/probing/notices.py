@@ -33,7 +33,7 @@ class PairNotice(NamedTuple):
     """None when it is about the target."""
     target_id: str | None
     """None when it is about the source."""
-    why: str
+    reason: str
     at_s: float
 
 
@@ -61,7 +61,13 @@ class PairNotices:
         kind = PairNoticeKind.QUARANTINED if quarantined else PairNoticeKind.RECOVERED
         source_id, target_id = pair.source.replica_id, pair.target.replica_id
         self._pending.append(
-            PairNotice(kind, source_id, target_id, why if quarantined else "", now_s)
+            PairNotice(
+                kind=kind,
+                source_id=source_id,
+                target_id=target_id,
+                reason=why if quarantined else "",
+                at_s=now_s,
+            )
         )
 
     def is_unreachable(self, source_id: str) -> bool:
@@ -76,7 +82,11 @@ class PairNotices:
             if source_id in self._unreachable_ids:
                 self._unreachable_ids.discard(source_id)
                 kind = PairNoticeKind.SOURCE_REACHABLE
-                self._pending.append(PairNotice(kind, source_id, None, "", now_s))
+                self._pending.append(
+                    PairNotice(
+                        kind=kind, source_id=source_id, target_id=None, reason="", at_s=now_s
+                    )
+                )
             return
         if source_id in self._unreachable_ids:
             return
@@ -85,12 +95,16 @@ class PairNotices:
             self._unreachable_ids.add(source_id)
             why = f"none of {len(pairs)} replicas reaches it; the last said: {why}"
             kind = PairNoticeKind.SOURCE_UNREACHABLE
-            self._pending.append(PairNotice(kind, source_id, None, why, now_s))
+            self._pending.append(
+                PairNotice(kind=kind, source_id=source_id, target_id=None, reason=why, at_s=now_s)
+            )
 
     def note_agent(self, target_id: str, why: str, now_s: float) -> None:
         """A target's agent is taken for broken now; no `why`: it is not any more."""
         kind = PairNoticeKind.AGENT_FAILED if why else PairNoticeKind.AGENT_RECOVERED
-        self._pending.append(PairNotice(kind, None, target_id, why, now_s))
+        self._pending.append(
+            PairNotice(kind=kind, source_id=None, target_id=target_id, reason=why, at_s=now_s)
+        )
 
     def remove_replica(self, replica_id: str) -> None:
         """A replica is gone; of its next life nothing has been said yet."""

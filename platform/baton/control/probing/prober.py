@@ -351,7 +351,7 @@ class PairProber:
             self._legs.release_lease(probe, now_s)
             # A broken engine says nothing of the pair; an engine that hands nothing out says all.
             outcome = _ProbeOutcome.INCONCLUSIVE if failed else _ProbeOutcome.FAILED
-            handle_note = "without a ticket" if kv_handle is None else "with a ticket"
+            handle_note = "without a KV handle" if kv_handle is None else "with a KV handle"
             why = f"prefill: the source ended it in {output.finish}, {handle_note}"
             self._end_probe(probe, outcome, now_s, why=why)
             return
@@ -499,7 +499,7 @@ class _ProbeLegs:
         return self._by_leg[leg_id]
 
     def submit(self, probe: _Probe, replica_id: str, kind: LegKind, *, tokens: int) -> None:
-        """Begin a leg with the probe's prompt and, once there is one, its ticket."""
+        """Begin a leg with the probe's prompt and, once there is one, its KV handle."""
         leg = Leg(
             leg_id=f"{probe.probe_id}~{kind}",
             request_id=probe.probe_id,
@@ -628,10 +628,10 @@ class _FailedAgentDetector:
     def _diagnose(self, target_id: str, now_s: float) -> str | None:
         pairs = [
             PullHistory(
-                pair.source.replica_id,
-                pair.failed_pulls_in_row,
-                pair.pulls_fail_since_s,
-                self._links.last_success_at_s(pair.source.replica_id, target_id),
+                source_id=pair.source.replica_id,
+                consecutive_failures=pair.failed_pulls_in_row,
+                failing_since_s=pair.pulls_fail_since_s,
+                last_success_at_s=self._links.last_success_at_s(pair.source.replica_id, target_id),
             )
             for pair in self._schedule.pairs_to(target_id)
         ]

@@ -139,7 +139,12 @@ class AdmissionController:
             return _NOT_EVALUATED
         option = decision.options[0]
         if not self._has_objectives:
-            estimate = Estimate(now_s, option.ttft_s - option.queue_s, option.queue_s, 0.0)
+            estimate = Estimate(
+                at_s=now_s,
+                unqueued_ttft_s=option.ttft_s - option.queue_s,
+                engine_queue_s=option.queue_s,
+                work_s=0.0,
+            )
             self._recent.note(state.tenant.name, state.slo.name, estimate)
             return self._evaluate_best_effort(estimate)
         decoder = self._fleet.get(option.decode_replica_id)
@@ -194,11 +199,11 @@ class AdmissionController:
         limit = self._class_limit(slo, estimate.unqueued_ttft_s)
         band = PriorityBand(slo.priority + tenant.priority, limit.is_attainable)
         candidate = QueuedRequest(
-            "-",
-            tenant.name,
-            tenant.weight,
-            estimate.work_s,
-            now_s + limit.limit_s - estimate.unqueued_ttft_s,
+            request_id="-",
+            flow=tenant.name,
+            weight=tenant.weight,
+            work_s=estimate.work_s,
+            start_deadline_s=now_s + limit.limit_s - estimate.unqueued_ttft_s,
         )
         position = self.wait_queue.position(
             band, candidate, replicas=self._prefill_replica_count, now_s=now_s
@@ -268,9 +273,18 @@ class AdmissionController:
         if (no_replica_s := state.total_replica_wait_s(now_s)) > 0:
             start_deadline_s = now_s - query.waited_s - no_replica_s  # before those that came since
         state.queued_request = QueuedRequest(
-            state.request_id, state.tenant.name, state.tenant.weight, work_s, start_deadline_s
+            request_id=state.request_id,
+            flow=state.tenant.name,
+            weight=state.tenant.weight,
+            work_s=work_s,
+            start_deadline_s=start_deadline_s,
         )
-        estimate = Estimate(now_s, unqueued_ttft_s, option.queue_s, work_s)
+        estimate = Estimate(
+            at_s=now_s,
+            unqueued_ttft_s=unqueued_ttft_s,
+            engine_queue_s=option.queue_s,
+            work_s=work_s,
+        )
         self._recent.note(state.tenant.name, state.slo.name, estimate)
 
     def _request_limit(

@@ -40,7 +40,12 @@ def _forecast(pools: Collection[PoolObservation], startable: Collection[str]) ->
     remaining_s = min(all_remaining_s, default=None)
     if fastest is None:
         return ColdStart(can_start=can_start, remaining_s=remaining_s)
-    return ColdStart(can_start, fastest.cold_start_s, fastest.is_cold_start_measured, remaining_s)
+    return ColdStart(
+        can_start=can_start,
+        duration_s=fastest.cold_start_s,
+        is_measured=fastest.is_cold_start_measured,
+        remaining_s=remaining_s,
+    )
 
 
 def _remaining_s(pools: Collection[PoolObservation]) -> Iterator[float]:

@@ -112,7 +112,12 @@ class TenantLimits:
             account.request_bucket.spend(1.0)
         if account.token_bucket is not None:
             account.token_bucket.spend(tokens)
-        return Charge(tenant.name, tokens, account.request_bucket, account.token_bucket)
+        return Charge(
+            tenant=tenant.name,
+            tokens=tokens,
+            request_bucket=account.request_bucket,
+            token_bucket=account.token_bucket,
+        )
 
     def check(self, tenant: Tenant, now_s: float) -> LimitExceeded | None:
         """Why any request of a tenant would be refused now; nothing is charged."""

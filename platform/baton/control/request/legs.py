@@ -164,7 +164,9 @@ class InFlightTransfers:
         moved_bytes = kv_handle.blocks * block_bytes
         # Before the transfer itself counts as under way.
         predicted_s = self._links.transfer_s(source_id, target_id, moved_bytes) or 0.0
-        state.transfer = KvTransfer(leg_id, source_id, target_id, predicted_s)
+        state.transfer = KvTransfer(
+            leg_id=leg_id, source_id=source_id, target_id=target_id, predicted_s=predicted_s
+        )
         self._links.begin_transfer(
             leg_id,
             source_id=source_id,

@@ -29,6 +29,7 @@ from baton.control.state.request_state import RequestState
 from baton.domain.errors import BatonError, EngineFailed, NotResumable, RetryBudgetExhausted
 from baton.domain.events import LegFailed
 from baton.domain.handoff import LegFailure, PlacementDecision
+from baton.domain.names.words import count_text
 from baton.domain.retry_reasons import RetryReason, RetryTotals
 from baton.perf.fitting.lateness import LatenessHistogram
 from baton.policy.resilience.hedging import OVERRUN_QUANTILE, hedge_after_s
@@ -145,7 +146,7 @@ class RetryPolicy:
             why = f"{state.crashes} replicas in a row died while they ran it: {where}"
             return EngineFailed(state.request_id, why)
         if state.failures > self._limits.max_failures:
-            why = f"gave up after {state.failures} failures, the last on {where}"
+            why = f"gave up after {count_text(state.failures, 'failure')}, the last on {where}"
             return EngineFailed(state.request_id, why)
         if is_unresumable(state):
             why = "its replica was lost after tokens had been sent, and it cannot be carried over"

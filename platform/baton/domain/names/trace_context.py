@@ -50,7 +50,12 @@ def parse_traceparent(parent: str, state: str = "") -> TraceContext | None:
         return None
     sampled = bool(int(flags, 16) & _SAMPLED)
     is_valid_state = len(state) <= MAX_STATE_CHARS and _STATE.fullmatch(state)
-    return TraceContext(trace_id, parent_id, sampled, state.strip() if is_valid_state else "")
+    return TraceContext(
+        trace_id=trace_id,
+        parent_id=parent_id,
+        sampled=sampled,
+        state=state.strip() if is_valid_state else "",
+    )
 
 
 def trace_headers(context: TraceContext, span_id: str) -> dict[str, str]:

@@ -62,7 +62,7 @@ _CATCH_UP_S: Final = 0.02
 longer delay (a busy machine, a freeze) is not made up for."""
 _TARGET = "into"
 _SOURCE = "out of the source"
-_KIND = "baton-sim-ticket-1"
+_KIND = "baton-sim-kv-handle-1"
 _Outputs = tuple[LegOutput, ...]
 
 
@@ -510,10 +510,10 @@ def decode_kv_handle(kv_handle: KvHandle) -> SimKvHandle:
         kind, decoded = msgspec.msgpack.decode(kv_handle.params, type=tuple[str, SimKvHandle])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableKvHandleError(
-            f"ticket of {len(kv_handle.params)} bytes: {error}"
+            f"KV handle of {len(kv_handle.params)} bytes: {error}"
         ) from error
     if kind != _KIND:
-        raise UnreadableKvHandleError(f"ticket of kind {kind!r}, expected {_KIND!r}")
+        raise UnreadableKvHandleError(f"KV handle of kind {kind!r}, expected {_KIND!r}")
     return decoded
 
 

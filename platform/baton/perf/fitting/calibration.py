@@ -339,4 +339,6 @@ def _residual(row: Measurement, first_token_overhead_s: float) -> Residual:
     predicted_s = sum(row.parts)
     if row.kind is MeasurementKind.FIRST_TOKEN:
         predicted_s += first_token_overhead_s
-    return Residual(row.name, row.kind, row.measured_s, predicted_s)
+    return Residual(
+        name=row.name, kind=row.kind, measured_s=row.measured_s, predicted_s=predicted_s
+    )

@@ -346,7 +346,9 @@ class MemoryModel:
             )
         else:
             remedy = f"the smallest that fits is tp {smallest[0]}, pp {smallest[1]}"
-        return InsufficientMemory(reason, remedy, term, over_bytes, smallest)
+        return InsufficientMemory(
+            why=reason, remedy=remedy, term=term, excess_bytes=over_bytes, min_parallelism=smallest
+        )
 
 
 def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is

@@ -91,7 +91,7 @@ def _segment_arrivals(trace: Trace, segment: _Segment, window_s: float) -> Itera
         at_s = request.at_s - first_s - segment.start_s + lap * lap_s
         if at_s >= window_s:
             return
-        yield _Arrival(request, index, at_s, segment, lap)
+        yield _Arrival(request=request, trace_index=index, at_s=at_s, segment=segment, lap=lap)
         index += 1
 
 

@@ -209,7 +209,12 @@ def decide(
         wait_s += forecast.queue_wait_s * _QUEUE_WAIT_INFLATION
     ttft_s = forecast.waited_s + wait_s + forecast.unqueued_ttft_s
     if ttft_s > limit_s and slo.has_objectives:
-        return Shed(AdmissionReason.SLO_UNATTAINABLE, ttft_s, limit_s, ttft_s - limit_s)
+        return Shed(
+            reason=AdmissionReason.SLO_UNATTAINABLE,
+            ttft_s=ttft_s,
+            ttft_limit_s=limit_s,
+            retry_after_s=ttft_s - limit_s,
+        )
     decision = _admit_or_enqueue(slo, forecast, limit, ttft_s=ttft_s, options=options)
     if (
         isinstance(decision, Admit)
@@ -223,7 +228,10 @@ def decide(
     )
     if ttft_s > enqueue_limit_s:
         return Shed(
-            AdmissionReason.SLO_UNATTAINABLE, ttft_s, enqueue_limit_s, ttft_s - enqueue_limit_s
+            reason=AdmissionReason.SLO_UNATTAINABLE,
+            ttft_s=ttft_s,
+            ttft_limit_s=enqueue_limit_s,
+            retry_after_s=ttft_s - enqueue_limit_s,
         )
     return decision
 
@@ -238,7 +246,12 @@ def decide_without_slo(
     """
     excess_s = ttft_s - first_token_timeout_s
     if queue_s > 0.0 and excess_s > 0.0:
-        return Shed(AdmissionReason.SLO_UNATTAINABLE, ttft_s, first_token_timeout_s, excess_s)
+        return Shed(
+            reason=AdmissionReason.SLO_UNATTAINABLE,
+            ttft_s=ttft_s,
+            ttft_limit_s=first_token_timeout_s,
+            retry_after_s=excess_s,
+        )
     return Admit(AdmissionReason.NOT_EVALUATED)
 
 
@@ -256,7 +269,12 @@ def _admit_or_enqueue(
         return Enqueue(AdmissionReason.BEHIND_OTHERS, ttft_s, slack_s)
     excess_s = forecast.engine_queue_s - forecast.current_step_s - options.max_engine_queue_delay_s
     if excess_s > 0 and not forecast.has_idle_alternative:
-        return Enqueue(AdmissionReason.ENGINE_QUEUE, ttft_s, slack_s, excess_s)
+        return Enqueue(
+            reason=AdmissionReason.ENGINE_QUEUE,
+            ttft_s=ttft_s,
+            slack_s=slack_s,
+            reevaluate_after_s=excess_s,
+        )
     if slo.tpot_s is not None and forecast.unloaded_tpot_s <= slo.tpot_s:
         # Only what others add to its pace is uncertain, so that is what the margin is of.
         margin_s = options.slo_safety_margin_fraction * (slo.tpot_s - forecast.unloaded_tpot_s)

@@ -72,7 +72,11 @@ def decode_forecast(fleet: FleetView) -> DecodeForecast:
         context_tokens += load.kv_used_fraction * tokens
         kv_capacity_tokens += tokens
     return DecodeForecast(
-        len(decode or prefill), streams, prefilling, context_tokens, kv_capacity_tokens
+        replicas=len(decode or prefill),
+        streams=streams,
+        prefilling=prefilling,
+        context_tokens=context_tokens,
+        kv_capacity_tokens=kv_capacity_tokens,
     )
 
 

@@ -26,6 +26,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from baton.domain.fleet import LinkTotals
+from baton.domain.names.words import count_text
 from baton.perf.fitting.least_squares import CoefficientPrior, FitSettings, LeastSquares
 
 _SETUP_BOUNDS_S = (1e-6, 5.0)
@@ -80,7 +81,7 @@ class LinkRow(NamedTuple):
     source_id: str
     target_id: str
     state: LinkState
-    why: str
+    reason: str
     """Why it is quarantined, or the failure of its last probe; empty when all is well."""
     transport: str
     """The transport that the target's engine reports; empty when it does not know."""
@@ -228,7 +229,8 @@ class LinkTable:
         link.consecutive_failures += 1
         if link.consecutive_failures >= settings.failures_to_quarantine:
             link.state = LinkState.QUARANTINED
-            link.why = f"{link.consecutive_failures} handoffs failed in a row: {why or 'no reason'}"
+            handoffs = count_text(link.consecutive_failures, "handoff")
+            link.why = f"{handoffs} failed in a row: {why or 'no reason'}"
         return link.state
 
     @property
@@ -372,7 +374,7 @@ class LinkTable:
             source_id=pair[0],
             target_id=pair[1],
             state=link.state,
-            why=link.why,
+            reason=link.why,
             transport=meter.totals.transport,
             bytes_per_s=1.0 / s_per_byte,
             setup_s=setup_s,

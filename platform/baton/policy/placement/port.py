@@ -152,10 +152,10 @@ class Placer(Protocol):
 
 
 def choose_releaser(source: ReplicaView, fleet: FleetView) -> str | None:
-    """Choose the replica that tells `source` to free a ticket's blocks; None without candidates.
+    """Choose the replica that tells `source` to free a KV handle's blocks; None without candidates.
 
-    Engines free a ticket when the pulling side says so, hence any other replica of the same layout
-    will do. A draining replica still can, and so may an unhealthy replica.
+    Engines free a KV handle when the pulling side says so, hence any other replica of the same
+    layout will do. A draining replica still can, and so may an unhealthy replica.
     """
     candidates = [
         view

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from baton.domain.names.words import count_text
+
 _MAX_DOUBLINGS = 64
 
 
@@ -167,7 +169,8 @@ class CircuitBreakers:
             state.consecutive_failures += 1
             if state.consecutive_failures < self._options.failure_threshold:
                 return False
-            why = f"{state.consecutive_failures} legs failed in a row, the last: {why}"
+            legs = count_text(state.consecutive_failures, "leg")
+            why = f"{legs} failed in a row, the last: {why}"
         elif leg_id not in state.trials or now_s < state.open_until_s:
             return False
         self._open(state, now_s, why, with_pause=True)

@@ -49,7 +49,7 @@ class ScalingDecision:
     desired_replicas: int
     """The policy's number of replicas."""
     reason: ScalingReason
-    why: str = ""
+    detail: str = ""
     inputs: Mapping[str, float] = field(default_factory=dict)
     limited_by: str = ""
     """Which bound stood between `desired_replicas` and `target_replicas`; empty for none.

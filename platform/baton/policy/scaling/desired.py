@@ -47,7 +47,7 @@ class DesiredReplicas:
 
     replicas: int
     reason: ScalingReason
-    why: str = ""
+    detail: str = ""
     """In words, with numbers."""
     inputs: Mapping[str, float] = field(default_factory=dict)
     """Its inputs, by name with unit."""

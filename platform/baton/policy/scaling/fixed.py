@@ -24,6 +24,8 @@ class Static:
             bounds = self._bounds.get(name)
             replicas = pool.ready_replicas + pool.starting if bounds is None else bounds.initial
             desired[name] = DesiredReplicas(
-                replicas=replicas, reason=ScalingReason.FIXED, why=f"configured to start {replicas}"
+                replicas=replicas,
+                reason=ScalingReason.FIXED,
+                detail=f"configured to start {replicas}",
             )
         return desired

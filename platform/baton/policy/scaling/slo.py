@@ -434,7 +434,7 @@ def _desired_of_pool(
     return DesiredReplicas(
         replicas=planned_pool.replicas,
         reason=_reason(role, planned_pool, need, current),
-        why=_why(
+        detail=_detail(
             planned_pool, need, int(target["target"]), role=role, reference_pool=reference_pool
         ),
         inputs={**need.inputs, **target},
@@ -450,7 +450,7 @@ def _reason(role: Role, planned_pool: PlannedPool, need: _Need, current: int) ->
     return ScalingReason.SURPLUS if planned_pool.replicas < current else ScalingReason.STEADY
 
 
-def _why(
+def _detail(
     planned_pool: PlannedPool, need: _Need, target: int, *, role: Role, reference_pool: str
 ) -> str:
     """`reference_pool` is the pool in whose replicas the role's needs are counted."""
@@ -472,7 +472,7 @@ def _why(
 
 def _scale_to_zero(idle_s: float) -> DesiredReplicas:
     return DesiredReplicas(
-        replicas=0, reason=ScalingReason.IDLE, why=f"nothing was asked for in {idle_s:.0f} s"
+        replicas=0, reason=ScalingReason.IDLE, detail=f"nothing was asked for in {idle_s:.0f} s"
     )
 
 

@@ -93,7 +93,10 @@ class Reports:
     ) -> None:
         """Send a check's result to its requesters; `why` is empty when it succeeded."""
         answer = frames.SideChannelChecked(
-            source_id, not why, elapsed_s, why[: frames.MAX_WHY_CHARS]
+            source_id=source_id,
+            is_reachable=not why,
+            elapsed_s=elapsed_s,
+            why=why[: frames.MAX_WHY_CHARS],
         )
         parts = codec.encode(answer)
         for session in self._check_requesters.pop((source_id, address), ()):

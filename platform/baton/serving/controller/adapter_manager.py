@@ -45,7 +45,9 @@ _NOTIFY_TIMEOUT_S = 5.0
 _LOCK_TIMEOUT_S = 70.0
 _QUIET_S = 5.0
 _DRAIN_CHECK_INTERVAL_S = 1.0
-_BUSY = AdapterRejection(status=503, why="another adapter is being loaded or unloaded; try again")
+_BUSY = AdapterRejection(
+    status=503, reason="another adapter is being loaded or unloaded; try again"
+)
 RegistryChange = Callable[[AdapterRegistry], Awaitable[AdapterRegistry | AdapterRejection]]
 
 
@@ -179,7 +181,7 @@ class AdapterManager:
         names = ", ".join(keys)
         refusal = await self._commit_change("adapter_unloaded", names, "-", change)
         if refusal is not None:
-            fields = {"adapter": names, "why": refusal.why}
+            fields = {"adapter": names, "reason": refusal.reason}
             log_event(_LOGGER, logging.WARNING, "adapter_not_unloaded", fields)
 
     async def _commit_change(
@@ -193,7 +195,7 @@ class AdapterManager:
             return _BUSY
         except (OSError, RuntimeError, ValueError) as error:
             why = f"the registry of adapters cannot be changed now: {error}; try again"
-            return AdapterRejection(status=503, why=why)
+            return AdapterRejection(status=503, reason=why)
         if isinstance(updated, AdapterRejection):
             return updated
         fields = {"adapter": name, "tenant": tenant, "version": updated.version}
@@ -225,13 +227,15 @@ class AdapterManager:
         for pool_answers in answers:
             for answer in pool_answers.values:
                 if isinstance(answer, dict):
-                    return AdapterRejection(status=int(answer["status"]), why=str(answer["why"]))
+                    return AdapterRejection(
+                        status=int(answer["status"]), reason=str(answer["reason"])
+                    )
             if unresponsive := _unresponsive([pool_answers]):
                 why = (
                     f"a replica does not say whether it has the adapter ({unresponsive[0]});"
                     " try again"
                 )
-                return AdapterRejection(status=503, why=why)
+                return AdapterRejection(status=503, reason=why)
         return None
 
     async def _notify(self, registry: AdapterRegistry) -> None:
@@ -248,14 +252,14 @@ class AdapterManager:
         if unresponsive := _unresponsive(answers):
             fields = {
                 "version": registry.version,
-                "why": unresponsive[0],
-                "silent": len(unresponsive),
+                "reason": unresponsive[0],
+                "unresponsive": len(unresponsive),
             }
             log_event(_LOGGER, logging.WARNING, "adapters_not_told", fields)
 
     def _log_unserved(self, registry: AdapterRegistry) -> None:
         for adapter, why in unserved_adapters(registry, adapter_rules(self._config())):
-            fields = {"adapter": adapter.name, "model": adapter.model, "why": why}
+            fields = {"adapter": adapter.name, "model": adapter.model, "reason": why}
             log_event(_LOGGER, logging.WARNING, "adapter_not_served", fields)
 
 

@@ -162,7 +162,7 @@ class ControllerService:
         try:
             await self._usage.save()
         except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, it ends
-            fields = {"why": f"{type(error).__name__}: {error}"}
+            fields = {"reason": f"{type(error).__name__}: {error}"}
             log_event(_LOGGER, logging.WARNING, "usage_not_noted", fields)
 
     def check(self) -> None:
@@ -214,7 +214,7 @@ class ControllerService:
     async def scale(self, pool: str, replicas: int | None, for_s: float | None) -> Json:
         """Override a pool's replicas; None releases it to the autoscaler.
 
-        Returns the new state. A rejection is in the result as `refused` and `remedy`, because Ray
+        Returns the new state. A rejection is in the result as `rejected` and `remedy`, because Ray
         would wrap our errors in its own.
         """
         old_state = self._loop.states.get(pool)
@@ -224,17 +224,20 @@ class ControllerService:
             else:
                 await self._loop.override(pool, replicas, for_s=for_s)
         except OperatorError as error:
-            return {"refused": error.why, "remedy": error.remedy}
+            return {"rejected": error.why, "remedy": error.remedy}
         except TimeoutError:
             remedy = "look at 'baton status'; what was asked for is done as soon as it can be"
-            return {"refused": "the controller is busy or cannot reach Ray Serve", "remedy": remedy}
+            return {
+                "rejected": "the controller is busy or cannot reach Ray Serve",
+                "remedy": remedy,
+            }
         fields = {"pool": pool, "replicas": replicas, "for_s": for_s}
         event = "override_released" if replicas is None else "override_set"
         log_event(_LOGGER, logging.INFO, event, fields)
         new_state = self._loop.states.get(pool)
         if new_state is None:
             why = f"Ray Serve has not said yet how many replicas pool {pool!r} has"
-            return {"refused": why, "remedy": "what was asked for holds; see 'baton status'"}
+            return {"rejected": why, "remedy": "what was asked for holds; see 'baton status'"}
         override = self._loop.overrides().get(pool)
         now_s = self._clock.now_s()
         return {

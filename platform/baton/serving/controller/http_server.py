@@ -240,7 +240,7 @@ class LiveFeed:
         self._call = call
 
     async def overview(self) -> Row:
-        """See `Feed.overview`; ingresses that do not answer are under `silent`."""
+        """See `Feed.overview`; ingresses that do not answer are under `unresponsive`."""
         try:
             async with asyncio.timeout(_QUERY_TIMEOUT_S):
                 status = await self._status()
@@ -248,7 +248,7 @@ class LiveFeed:
             raise TimedOut("the controller has seen no replica yet", "wait") from error
         answers = await self._call("status")
         ingresses = [unpack(value) for value in answers.values]
-        unresponsive = {"silent": list(answers.failures)} if answers.failures else {}
+        unresponsive = {"unresponsive": list(answers.failures)} if answers.failures else {}
         return {**status, "ingresses": ingresses, **unresponsive}
 
     async def links(self) -> _Rows:

@@ -57,9 +57,7 @@ class ServeFleet:
 
     async def scale(self, pool: str, replicas: int) -> None:
         """Set the desired replicas of a pool."""
-        await serve_control.scale_async(
-            self._app, pool, replicas=replicas, timeout_s=_ACTION_TIMEOUT_S
-        )
+        await serve_control.scale(self._app, pool, replicas=replicas, timeout_s=_ACTION_TIMEOUT_S)
 
     async def ingress_usage(self) -> tuple[tuple[IngressUsage, ...], int]:
         """The usage of each ingress, and how many did not answer."""
@@ -174,7 +172,7 @@ class ClusterControllerStore:
             return decode_overrides(data, now_s=self._clock.now_s(), wall_s=self._wall_now_s())
         except ValueError as error:
             # A retry would not help, and the pools still need scaling.
-            log_event(_LOGGER, logging.ERROR, "overrides_lost", {"why": str(error)})
+            log_event(_LOGGER, logging.ERROR, "overrides_lost", {"reason": str(error)})
             return {}
 
     async def save(self, overrides: Mapping[str, Override]) -> None:

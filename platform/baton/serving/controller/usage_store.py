@@ -149,5 +149,7 @@ def _decode(data: bytes | None) -> UsageTotals:
         )
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, zlib.error) as error:
         # A retry would not help.
-        log_event(_LOGGER, logging.ERROR, "usage_lost", {"why": f"{type(error).__name__}: {error}"})
+        log_event(
+            _LOGGER, logging.ERROR, "usage_lost", {"reason": f"{type(error).__name__}: {error}"}
+        )
         return UsageTotals()

@@ -64,7 +64,7 @@ class CertificateWatch:
         if why is None:
             log_event(_LOGGER, logging.INFO, "certificate_renewed", fields)
         else:
-            log_event(_LOGGER, logging.WARNING, "certificate_not_renewed", fields | {"why": why})
+            log_event(_LOGGER, logging.WARNING, "certificate_not_renewed", fields | {"reason": why})
         return True
 
     def _poll_loop(self) -> None:

@@ -95,7 +95,7 @@ class TokenAuthMiddleware:
         if not self._error_logged:
             self._error_logged = True
             log_event(
-                _LOGGER, logging.WARNING, "token_not_read", {"why": str(error) or repr(error)}
+                _LOGGER, logging.WARNING, "token_not_read", {"reason": str(error) or repr(error)}
             )
 
 

@@ -110,7 +110,7 @@ class SideServer:
         except OSError as error:
             if not self._error_logged:
                 self._error_logged = True
-                fields = {"host": self._host, "port": self._port, "why": str(error)}
+                fields = {"host": self._host, "port": self._port, "reason": str(error)}
                 fields |= {"remedy": self._remedy, "again_s": self._retry_interval_s}
                 log_event(_LOGGER, logging.WARNING, f"{self._name}_not_served", fields)
             return None

@@ -133,4 +133,6 @@ class IngressAuth:
             if notice.why is None:
                 log_event(_LOGGER, logging.INFO, "keys_read", fields)
             else:
-                log_event(_LOGGER, logging.WARNING, "keys_not_read", fields | {"why": notice.why})
+                log_event(
+                    _LOGGER, logging.WARNING, "keys_not_read", fields | {"reason": notice.why}
+                )

@@ -253,7 +253,7 @@ def make_administer(call: CallReplicas) -> Administer:
             return Problem(status=503, message=f"the controller does not answer: {why}; try again")
         refusal = answers.values[0]
         if isinstance(refusal, dict):
-            return Problem(status=int(refusal["status"]), message=str(refusal["why"]))
+            return Problem(status=int(refusal["status"]), message=str(refusal["reason"]))
         return None
 
     return administer

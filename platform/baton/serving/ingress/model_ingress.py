@@ -448,7 +448,11 @@ class ModelIngress:
 
     def _log_notices(self) -> None:
         for notice in self._coordinator.pop_notices():
-            fields = {"source": notice.source_id, "target": notice.target_id, "why": notice.why}
+            fields = {
+                "source": notice.source_id,
+                "target": notice.target_id,
+                "reason": notice.reason,
+            }
             level = logging.WARNING if notice.kind in _WARNING_NOTICES else logging.INFO
             log_event(_LOGGER, level, str(notice.kind).replace(" ", "_"), fields)
 

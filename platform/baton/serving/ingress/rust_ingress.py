@@ -201,7 +201,7 @@ class RustIngress:
                 )
             except LinkFailed as error:
                 if gate_reachable:
-                    log_event(_LOGGER, logging.WARNING, "gate_not_told", {"why": str(error)})
+                    log_event(_LOGGER, logging.WARNING, "gate_not_told", {"reason": str(error)})
                 gate_reachable = False
             else:
                 gate_reachable = True

@@ -141,7 +141,7 @@ def _known_methods() -> str:
 
 def _error_answer(error: OperatorError) -> dict[str, object]:
     kind = next((name for name, value in _ERRORS.items() if type(error) is value), "NotRunning")
-    return {"error": kind, "why": error.why, "remedy": error.remedy}
+    return {"error": kind, "reason": error.why, "remedy": error.remedy}
 
 
 class ControlClient:
@@ -206,7 +206,7 @@ class ControlClient:
             )
         reply = json.loads(line)
         if "error" in reply:
-            raise _ERRORS[reply["error"]](reply["why"], reply["remedy"])
+            raise _ERRORS[reply["error"]](reply["reason"], reply["remedy"])
         answer: object = reply["answer"]
         return answer
 

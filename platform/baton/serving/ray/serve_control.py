@@ -68,7 +68,7 @@ def find_controller() -> ActorHandle:
     return cast("ActorHandle", ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE))
 
 
-async def scale_async(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None:
+async def scale(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None:
     """Set the desired replicas of a deployment; takes effect at once, within milliseconds.
 
     The app must have been started with `external_scaler_enabled=True`.

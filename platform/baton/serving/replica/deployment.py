@@ -226,7 +226,7 @@ class EngineReplica:
             folder = resolve_local_path(source)
             if folder == source:
                 return AdapterRejection(
-                    status=404, why=f"No adapter found for {source!r} on the hub"
+                    status=404, reason=f"No adapter found for {source!r} on the hub"
                 )
             places = ("/",)
         return adapter_refusal(folder, max_rank=engine.adapters.max_rank, allowed_roots=places)
@@ -345,5 +345,5 @@ class SideChannelWatch:
             f"its side channel has not answered {self._failures} times in a row: {why}"
         )
         if self._failures == self._timing.failure_threshold:
-            fields = {"replica_id": self._replica_id, "why": self._last_failure}
+            fields = {"replica_id": self._replica_id, "reason": self._last_failure}
             log_event(_LOGGER, logging.ERROR, "side_channel_dead", fields)

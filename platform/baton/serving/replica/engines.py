@@ -30,6 +30,7 @@ from baton.config.schema.deployment import (
     ModelConfig,
     OnFailure,
     PoolConfig,
+    TransferConfig,
 )
 from baton.domain.errors import EngineStartFailed
 from baton.domain.names.model_sources import TINY, hub_id
@@ -38,7 +39,7 @@ from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.ports import Engine
 
 if TYPE_CHECKING:
-    from baton.engine.vllm.core.settings import Json, VllmEngineSettings
+    from baton.engine.vllm.core.settings import Json, NixlSettings, VllmEngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,33 +184,10 @@ def _vllm_engine(
 
 def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:
     """The settings of a vLLM engine, with its side channel's ports reserved."""
-    from baton.engine.vllm.core.settings import (
-        AdapterSlots,
-        NixlSettings,
-        OnLoadFailure,
-        VllmEngineSettings,
-    )
+    from baton.engine.vllm.core.settings import AdapterSlots, VllmEngineSettings
 
     pool = config.pools[site.pool]
-    model, engine, transfer = config.models[pool.model], pool.engine, config.transfer
-    on_failure = (
-        OnLoadFailure.RECOMPUTE
-        if transfer.on_failure is OnFailure.RECOMPUTE
-        else OnLoadFailure.FAIL
-    )
-    side = transfer.side_channel
-    host = side_channel_host(side.bind, site.host)
-    nixl = NixlSettings(
-        host=host,
-        port=site.reserve_ports(host, side.port_base, pool.parallel.workers),
-        lease_s=max(1, round(transfer.lease_s)),
-        max_pulls=transfer.max_concurrent_pulls,
-        pull_deadline_s=transfer.deadline_s,
-        on_load_failure=on_failure,
-    )
-    if pool.resources.gpus:
-        # For NVLink and RDMA, fast progress matters more than an idle core.
-        nixl = replace(nixl, progress_delay_us=None)
+    model, engine = config.models[pool.model], pool.engine
     return VllmEngineSettings(
         replica_id=site.replica_id,
         pool=site.pool,
@@ -230,7 +208,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         max_batched_tokens_while_decoding=engine.max_num_batched_tokens_while_decoding,
         gpu_memory_utilization=gpu_memory_fraction(pool),
         shares_gpu=shares_gpu(pool),
-        nixl=nixl,
+        nixl=_nixl_settings(pool, config.transfer, site),
         host_memory_bytes=engine.offload.host_memory_bytes,
         adapters=adapter_sources(model),
         runtime_adapters=model.runtime_adapters.max > 0,
@@ -244,6 +222,30 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         extra=cast("dict[str, Json]", model_loading_arguments(model) | _vllm_extra(pool)),
         env=_ray_environment(site) | engine_environment(config, site.pool),
     )
+
+
+def _nixl_settings(pool: PoolConfig, transfer: TransferConfig, site: ReplicaSite) -> NixlSettings:
+    """The settings of NIXL's connector; reserves the ports of its side channel."""
+    from baton.engine.vllm.core.settings import NixlSettings, OnLoadFailure
+
+    side = transfer.side_channel
+    host = side_channel_host(side.bind, site.host)
+    nixl = NixlSettings(
+        host=host,
+        port=site.reserve_ports(host, side.port_base, pool.parallel.workers),
+        lease_s=max(1, round(transfer.lease_s)),
+        max_pulls=transfer.max_concurrent_pulls,
+        pull_deadline_s=transfer.deadline_s,
+        on_load_failure=(
+            OnLoadFailure.RECOMPUTE
+            if transfer.on_failure is OnFailure.RECOMPUTE
+            else OnLoadFailure.FAIL
+        ),
+    )
+    if pool.resources.gpus:
+        # For NVLink and RDMA, fast progress matters more than an idle core.
+        nixl = replace(nixl, progress_delay_us=None)
+    return nixl
 
 
 def _ray_environment(site: ReplicaSite) -> dict[str, str]:

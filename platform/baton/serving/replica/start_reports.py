@@ -44,7 +44,9 @@ class StartReporter:
 
     def failed(self, error: EngineStartFailed) -> None:
         """Report a permanent failure."""
-        self._write(_FAILURE_PREFIX, {"node": self._node, "why": error.why, "remedy": error.remedy})
+        self._write(
+            _FAILURE_PREFIX, {"node": self._node, "reason": error.why, "remedy": error.remedy}
+        )
 
     def done(self) -> None:
         """Delete the progress line."""
@@ -59,7 +61,7 @@ class StartReporter:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - a boundary: progress is only shown
-            fields = {"who": self._source_id, "why": f"{type(error).__name__}: {error}"}
+            fields = {"who": self._source_id, "reason": f"{type(error).__name__}: {error}"}
             log_event(_LOGGER, logging.WARNING, "start_not_reported", fields)
 
 
@@ -92,7 +94,7 @@ class StartWatch:
             if (data := self._store.get(key)) is not None:
                 failure = json.loads(data)
                 raise EngineStartFailed(
-                    f"{failure['why']}, on node {failure['node']}", failure["remedy"]
+                    f"{failure['reason']}, on node {failure['node']}", failure["remedy"]
                 )
         self._lines = dict(self._read_lines(now_s))
         live_lines = [line for line in self._lines.values() if now_s - line.changed_at_s < _STALE_S]

@@ -28,6 +28,7 @@ from baton.config.diff import Change, Reload, changes_layout, diff
 from baton.config.schema.deployment import DeploymentConfig
 from baton.control.autoscaling.rollout import replacement_stages
 from baton.domain.errors import ApplyRejected, BatonError
+from baton.domain.names.words import count_text
 from baton.policy.scaling.options import ScalingRule
 from baton.serving.application.builds import BuildRecord, with_current_code
 from baton.serving.rollout.ports import ApplyResult, ApplyTarget
@@ -290,7 +291,7 @@ def report(result: ApplyResult, outcome: str) -> dict[str, object]:
         ],
         "histograms": [str(changed) for changed in result.histograms],
         "replaced": list(result.replaced),
-        "why": list(result.stage_verdicts),
+        "reason": list(result.stage_verdicts),
         "code": None if result.code_versions is None else list(result.code_versions),
         "resized": {pool: list(sizes) for pool, sizes in result.resized.items()},
         "took_s": round(result.took_s, 3),
@@ -333,7 +334,8 @@ def _activate(deployment: ApplyTarget, live: LiveConfig, sizes: Mapping[str, int
         try:
             deployment.resize(pool, count)
         except (BatonError, OSError, RuntimeError) as error:
-            return [f"pool {pool} cannot have {count} replicas: {type(error).__name__}: {error}"]
+            replicas = count_text(count, "replica")
+            return [f"pool {pool} cannot have {replicas}: {type(error).__name__}: {error}"]
     return []
 
 

@@ -17,6 +17,7 @@ from baton.control.autoscaling.rollout import NO_COUNTS, RolloutCounts
 from baton.domain.errors import ApplyRejected, ClusterFailed, NotRunning
 from baton.domain.fleet import Role
 from baton.domain.names.addresses import is_loopback
+from baton.domain.names.words import count_text
 from baton.serving.application.app import build_app
 from baton.serving.application.builds import (
     BuildRecord,
@@ -179,7 +180,10 @@ class LiveDeployment:
         answers = self._call_all(INGRESS, "healthy")
         unhealthy_count = sum(answer is not True for answer in answers.values)
         unhealthy = (
-            [f"{unhealthy_count} of {len(answers.values)} ingresses cannot serve"]
+            [
+                f"{unhealthy_count} of {count_text(len(answers.values), 'ingress', 'ingresses')}"
+                " cannot serve"
+            ]
             if unhealthy_count
             else []
         )
@@ -198,9 +202,7 @@ class LiveDeployment:
     def resize(self, pool: str, replicas: int) -> None:
         """See `ApplyTarget`."""
         self._runner.run(
-            serve_control.scale_async(
-                self._app, pool, replicas=replicas, timeout_s=_ACTION_TIMEOUT_S
-            )
+            serve_control.scale(self._app, pool, replicas=replicas, timeout_s=_ACTION_TIMEOUT_S)
         )
 
     @_wrap_ray_errors("Ray does not say what is free")
@@ -283,10 +285,10 @@ class LiveDeployment:
             _LOGGER.debug("%s", error.why)
             return None
 
-    def set_status(self, generation: int, status: GenerationStatus, why: str = "") -> None:
+    def set_status(self, generation: int, status: GenerationStatus, reason: str = "") -> None:
         """Store a generation's status; after a failure it stays `under way`."""
         with _best_effort(f"'baton history' will not say that generation {generation} is {status}"):
-            self._generations.set_status(generation, status, why)
+            self._generations.set_status(generation, status, reason)
 
     @_wrap_ray_errors("it is not kept that this version runs")
     def record_code_version(self) -> None:

@@ -86,7 +86,7 @@ class ApplyTarget(RolloutTarget, Protocol):
         """Every kept generation, oldest first."""
         ...
 
-    def set_status(self, generation: int, status: GenerationStatus, why: str = "") -> None:
+    def set_status(self, generation: int, status: GenerationStatus, reason: str = "") -> None:
         """Store a generation's status."""
         ...
 

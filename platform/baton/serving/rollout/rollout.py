@@ -138,7 +138,7 @@ def run_rollout(
     header = {"what": options.operation, "generation": generation}
 
     def report_progress(line: str) -> None:
-        fleet.record_progress({**header, "state": "in progress", "why": line})
+        fleet.record_progress({**header, "state": "in progress", "reason": line})
         options.on_progress(line)
 
     if not options.wait:
@@ -151,7 +151,7 @@ def run_rollout(
         if outcome.failure
         else ("done", "; ".join(outcome.stage_verdicts))
     )
-    fleet.record_progress({**header, "state": state, "why": why})
+    fleet.record_progress({**header, "state": state, "reason": why})
     return outcome
 
 
@@ -162,7 +162,7 @@ def revert(
     names = tuple(name for stage in plan.stages for name in stage)
     header = {"what": f"{options.operation}, rolled back"}
     fleet.record_progress(
-        {**header, "state": "in progress", "why": f"replacing {', '.join(names)}"}
+        {**header, "state": "in progress", "reason": f"replacing {', '.join(names)}"}
     )
     until_s = options.now_s() + options.stage_timeout_s
     why = order_builds(fleet, builds, options)
@@ -173,7 +173,7 @@ def revert(
             why = status.failure
             break
         options.sleep(_POLL_S)
-    fleet.record_progress({**header, "state": "failed" if why else "done", "why": why})
+    fleet.record_progress({**header, "state": "failed" if why else "done", "reason": why})
     return (why,) if why else ()
 
 

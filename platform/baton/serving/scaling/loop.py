@@ -318,7 +318,7 @@ class ScalingLoop:
                     pool, override.replicas, until_s=override.until_s, now_s=now_s
                 )
             except ValueError as error:
-                fields = {"pool": pool, "replicas": override.replicas, "why": str(error)}
+                fields = {"pool": pool, "replicas": override.replicas, "reason": str(error)}
                 log_event(_LOGGER, logging.WARNING, "override_dropped", fields)
         self._stored_overrides = stored
 
@@ -355,7 +355,7 @@ class ScalingLoop:
                 await self._flip(action, inputs)
             elif (state := inputs.states.get(action.pool)) is not None:
                 decision = decisions[action.pool]
-                why = f"{decision.reason}: {decision.why}"
+                why = f"{decision.reason}: {decision.detail}"
                 await self._ensure_replicas(state, decision.target_replicas, why)
 
     async def _ensure_replicas(self, state: DeploymentState, desired: int, why: str) -> bool:
@@ -371,7 +371,7 @@ class ScalingLoop:
             self.counters.record_scaling(pool, current=previous, desired=desired)
             if (last_state := self._last_states.get(pool)) is not None:
                 self._last_states[pool] = replace(last_state, target=desired)
-            fields = {"pool": pool, "had": previous, "desired": desired, "why": why}
+            fields = {"pool": pool, "had": previous, "desired": desired, "reason": why}
             log_event(_LOGGER, logging.INFO, "pool_scaled", fields)
         return has_scaled
 
@@ -407,7 +407,7 @@ class ScalingLoop:
             if pool:
                 self._failures[pool] = why
             level = logging.DEBUG if is_repeat else logging.WARNING
-            fields = {"pool": pool, "what": action, "why": why}
+            fields = {"pool": pool, "what": action, "reason": why}
             log_event(_LOGGER, level, "scaling_call_failed", fields)
             return False
         self._failures.pop(pool, None)
@@ -420,7 +420,7 @@ class ScalingLoop:
             if tick.paused_reason:
                 # A new loop has no previous reports to compare with: that is no fault.
                 level = logging.WARNING if self._has_decided else logging.INFO
-                log_event(_LOGGER, level, "scaling_held", {"why": tick.paused_reason})
+                log_event(_LOGGER, level, "scaling_held", {"reason": tick.paused_reason})
             else:
                 log_event(_LOGGER, logging.INFO, "scaling_goes_on", {})
 

@@ -67,7 +67,7 @@ def class_rows(slos: Mapping[str, Slo], observer: Observer, now_s: float) -> lis
                 "window_attainment": _rounded(
                     observer.cluster_totals.counts_in_window(slo, now_s).attainment
                 ),
-                "refused": current.counts.refused,
+                "rejected": current.counts.refused,
                 "failed": current.counts.failed,
             }
         )
@@ -106,7 +106,7 @@ def demand_row(observation: Observation | None) -> Row | None:
         "requests_per_s": round(demand.requests_per_s, 3),
         "prompt_tokens_per_s": round(demand.prompt_tokens_per_s, 1),
         "output_tokens_per_s": round(demand.output_tokens_per_s, 1),
-        "refused_per_s": round(service.rejected_per_s, 3),
+        "rejected_per_s": round(service.rejected_per_s, 3),
         "attainment": _rounded(service.attainment),
         "in_flight": service.in_flight,
         "queued": service.queued_requests,
@@ -164,7 +164,7 @@ def _decision_row(decision: ScalingDecision) -> Row:
         "desired": decision.target_replicas,
         "asked": decision.desired_replicas,
         "reason": str(decision.reason),
-        "why": decision.why,
+        "detail": decision.detail,
         "clipped_by": decision.limited_by,
         "flips": {str(role): replicas for role, replicas in decision.role_flips.items()},
         "inputs": {name: _rounded(value) for name, value in decision.inputs.items()},

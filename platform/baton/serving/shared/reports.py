@@ -18,7 +18,7 @@ from baton.policy.placement.port import Placer
 
 Row = Mapping[str, object]
 _NO_CACHES: Mapping[str, Row] = MappingProxyType({})
-_SUMMED_COUNTS = ("broken_handoffs", "flows")
+_SUMMED_COUNTS = ("failed_handoffs", "flows")
 
 
 def fleet_report(
@@ -104,7 +104,7 @@ def link_report(links: Iterable[LinkRow]) -> list[Row]:
             "source_id": link.source_id,
             "target_id": link.target_id,
             "state": str(link.state),
-            "why": link.why,
+            "reason": link.reason,
             "transport": link.transport,
             "bytes_per_s": round(link.bytes_per_s),
             "setup_s": round(link.setup_s, 6),
@@ -113,7 +113,7 @@ def link_report(links: Iterable[LinkRow]) -> list[Row]:
             "pulls": link.pulls,
             "moved_bytes": link.moved_bytes,
             "failures": link.failures,
-            "broken_handoffs": link.handoff_failures,
+            "failed_handoffs": link.handoff_failures,
             "flows": link.active_transfers,
             "penalty": round(link.penalty, 3),
             "probed_age_s": _rounded(link.probe_age_s),

@@ -158,8 +158,8 @@ class GenerationRecord:
     """When it was written, in seconds since 1970; None for generation 0."""
     operation: str
     status: GenerationStatus
-    why: str = ""
-    """The failure, or the reason why it was good."""
+    reason: str = ""
+    """The failure, or why it was good."""
 
 
 class Generations:
@@ -216,9 +216,9 @@ class Generations:
         if self._put(LiveConfig(generation=0, config=config), "up"):
             self.set_status(0, GenerationStatus.STARTED)
 
-    def set_status(self, generation: int, status: GenerationStatus, why: str = "") -> None:
+    def set_status(self, generation: int, status: GenerationStatus, reason: str = "") -> None:
         """Store a generation's status; the last write wins."""
-        entry = {"fate": str(status), "why": why}
+        entry = {"fate": str(status), "why": reason}
         self._store.put(_status_key(generation), json.dumps(entry).encode(), overwrite=True)
 
     def history(self) -> list[GenerationRecord]:
@@ -233,7 +233,7 @@ class Generations:
             at_s=entry.get("at_s") if generation else None,
             operation=str(entry.get("by", "?")),
             status=GenerationStatus(status_entry.get("fate", GenerationStatus.IN_PROGRESS)),
-            why=str(status_entry.get("why", "")),
+            reason=str(status_entry.get("why", "")),
         )
 
     def _put(self, live: LiveConfig, operation: str) -> bool:

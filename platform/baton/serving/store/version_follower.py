@@ -55,7 +55,7 @@ class VersionFollower:
         except Exception as error:  # noqa: BLE001 - a boundary: retries after any error
             failure = f"{type(error).__name__}: {error}"
             if failure != self._last_failure:
-                fields = {"why": failure, "version": self._current_version()}
+                fields = {"reason": failure, "version": self._current_version()}
                 log_event(_LOGGER, logging.WARNING, f"{self._name}_not_followed", fields)
             self._last_failure = failure
         else:

@@ -241,7 +241,11 @@ class HostTier:
         for index, block_hash in enumerate(stored.block_hashes):
             tokens = stored.token_ids[index * size : (index + 1) * size]
             content = _BlockContent(
-                block_hash, parent_hash, tokens, stored.adapter, stored.cache_salt
+                block_hash=block_hash,
+                parent_hash=parent_hash,
+                token_ids=tokens,
+                adapter=stored.adapter,
+                cache_salt=stored.cache_salt,
             )
             self._gpu_blocks[block_hash] = content
             parent_hash = block_hash

@@ -109,7 +109,9 @@ class Sampler:
             for pool, (replicas, queued, running, pulling, kv_used) in by_pool.items()
         )
         arrived, ended = self._request_counts()
-        self._samples.append(Sample(self._fleet.timeline.now_s, arrived, ended, pools))
+        self._samples.append(
+            Sample(at_s=self._fleet.timeline.now_s, arrived=arrived, ended=ended, pools=pools)
+        )
 
     def samples(self) -> tuple[Sample, ...]:
         """The samples that were kept."""

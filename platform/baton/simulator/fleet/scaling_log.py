@@ -110,11 +110,20 @@ def to_change(action: ScalingAction, at_s: float) -> ScalingChange:
     """The record of an action."""
     match action:
         case StartReplicas():
-            return ScalingChange(at_s, action.pool, Direction.UP, action.replicas)
+            return ScalingChange(
+                at_s=at_s, pool=action.pool, direction=Direction.UP, replicas=action.replicas
+            )
         case StopReplicas():
-            return ScalingChange(at_s, action.pool, Direction.DOWN, action.replicas)
+            return ScalingChange(
+                at_s=at_s, pool=action.pool, direction=Direction.DOWN, replicas=action.replicas
+            )
         case FlipReplicas():
-            return ScalingChange(at_s, action.pool, Direction(str(action.role)), action.replicas)
+            return ScalingChange(
+                at_s=at_s,
+                pool=action.pool,
+                direction=Direction(str(action.role)),
+                replicas=action.replicas,
+            )
         case _:
             assert_never(action)
 

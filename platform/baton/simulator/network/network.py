@@ -61,7 +61,13 @@ class Network:
         self, key: str, *, source_id: str, target_id: str, moved_bytes: float, now_s: float
     ) -> None:
         """Start a flow between two connected engines."""
-        flow = _Flow(key, source_id, target_id, moved_bytes, now_s)
+        flow = _Flow(
+            key=key,
+            source_id=source_id,
+            target_id=target_id,
+            remaining_bytes=moved_bytes,
+            updated_at_s=now_s,
+        )
         self._flows[key] = flow
         self._outgoing[source_id][key] = self._incoming[target_id][key] = flow
         self._update_rates(self._flows_sharing_with(flow), now_s)

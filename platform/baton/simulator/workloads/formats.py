@@ -9,6 +9,7 @@ from itertools import chain, islice
 from typing import assert_never
 
 from baton.domain.errors import TraceInvalid
+from baton.domain.names.words import count_text
 from baton.simulator.workloads import arrivals, lengths, mooncake, rate_series, vllm_log
 from baton.simulator.workloads import csv_traces as azure
 from baton.simulator.workloads.lines import parse_object
@@ -73,7 +74,7 @@ def read_trace(
     head = list(islice(all_lines, _MAX_BLANK_LINES))
     first = next((line for line in head if line.strip()), "")
     if not first:
-        problem = f"begins with {len(head)} blank lines" if head else "is empty"
+        problem = f"begins with {count_text(len(head), 'blank line')}" if head else "is empty"
         raise TraceInvalid(name, 0, f"{problem}: expected JSON lines or CSV, a request each")
     format_ = detect_format(first, name)
     rewound_lines = chain(head, all_lines)

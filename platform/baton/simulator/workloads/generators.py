@@ -134,7 +134,14 @@ class ToolAgents:
                 *range(next_block_id, next_block_id + own_blocks),
             )
             next_block_id += own_blocks
-            requests.append(TraceRequest(at_s, prompt_tokens, self.output.draw(rng), ids))
+            requests.append(
+                TraceRequest(
+                    at_s=at_s,
+                    prompt_tokens=prompt_tokens,
+                    output_tokens=self.output.draw(rng),
+                    block_ids=ids,
+                )
+            )
         return Trace(name=name, requests=tuple(requests), block_tokens=BLOCK_TOKENS)
 
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from baton.domain.errors import TraceInvalid
+from baton.domain.names.words import count_text
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 _MAX_TOKENS = 100_000_000
@@ -61,7 +62,7 @@ def build_trace(
     """
     if not requests:
         raise TraceInvalid(
-            name, 0, f"holds no requests, and {skipped_lines} lines that were skipped"
+            name, 0, f"holds no requests; skipped {count_text(skipped_lines, 'line')}"
         )
     times = [request.at_s for request in requests]
     running_max = accumulate(times, max)

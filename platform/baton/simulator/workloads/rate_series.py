@@ -63,7 +63,9 @@ def read(
         cells = parse_cells(line, columns)
         from_s, rate_per_s = (parse_number(cells[column], column) for column in _COLUMNS[:2])
         if rate_per_s == 0:  # without requests there are no lengths
-            return RateWindow(from_s, 0.0, 1.0, 1.0)
+            return RateWindow(
+                from_s=from_s, rate_per_s=0.0, mean_prompt_tokens=1.0, mean_output_tokens=1.0
+            )
         means = (parse_number(cells[column], column) for column in _COLUMNS[2:])
         window = RateWindow(from_s, rate_per_s, *means)
         if window.rate_per_s < 0 or min(window[2:]) < 1:

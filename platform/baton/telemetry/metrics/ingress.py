@@ -159,8 +159,8 @@ class IngressMetrics:
         if streams is None:
             return
         started = continued = 0
-        for _, token_ids, finish, _, ticket, cached_tokens, _, times, _ in outputs:
-            if token_ids and ticket is None:
+        for _, token_ids, finish, _, kv_handle, cached_tokens, _, times, _ in outputs:
+            if token_ids and kv_handle is None:
                 # A leg has times in its first output, and some in its last. A leg that resumes a
                 # stream does not report its cached tokens.
                 if cached_tokens is None and (times is None or finish is not None):

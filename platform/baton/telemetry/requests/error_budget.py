@@ -56,13 +56,13 @@ def objective_rows(record: RequestRecord) -> list[Values]:
         _objective_row("tpot", slo.tpot_s, tpot_s(record), met=result.tpot_met),
         _objective_row("itl", slo.itl_p99_s, record.max_itl_s, met=result.itl_met) | gaps,
     ]
-    return [row for row in rows if row["promised_s"] is not None]
+    return [row for row in rows if row["objective_s"] is not None]
 
 
 def _objective_row(
     name: str, bound_s: float | None, actual_s: float | None, *, met: bool
 ) -> dict[str, object]:
-    return {"objective": name, "promised_s": bound_s, "got_s": _rounded(actual_s), "met": met}
+    return {"objective": name, "objective_s": bound_s, "actual_s": _rounded(actual_s), "met": met}
 
 
 def ttft_parts(record: RequestRecord) -> Mapping[str, float] | None:

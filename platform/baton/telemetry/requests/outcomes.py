@@ -39,7 +39,10 @@ class ReplicaOutcomes:
             self._add(
                 leg.replica_id,
                 RolloutCounts(
-                    1, failed, judged if is_first_leg else 0, good if is_first_leg else 0
+                    legs=1,
+                    failed_legs=failed,
+                    evaluated=judged if is_first_leg else 0,
+                    good=good if is_first_leg else 0,
                 ),
             )
 

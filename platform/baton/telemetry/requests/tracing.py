@@ -117,7 +117,7 @@ class Tracer:
             self.counts.dropped += 1
             if self.counts.dropped == 1:
                 why = f"{self._queue.maxsize} wait to be sent; counted from now on"
-                log_event(_LOGGER, logging.WARNING, "traces_dropped", {"why": why})
+                log_event(_LOGGER, logging.WARNING, "traces_dropped", {"reason": why})
 
     def should_keep(self, record: RequestRecord, context: TraceContext) -> bool:
         """Whether the trace of an ended request is kept."""
@@ -174,7 +174,7 @@ class Tracer:
             self._is_collector_down = why is not None
             event = "trace_collector_away" if self._is_collector_down else "trace_collector_back"
             level = logging.WARNING if self._is_collector_down else logging.INFO
-            log_event(_LOGGER, level, event, {"why": why or "", "failed": self.counts.failed})
+            log_event(_LOGGER, level, event, {"reason": why or "", "failed": self.counts.failed})
 
     def _trace(self, record: RequestRecord, offset_s: float) -> TraceSpans:
         assert record.trace is not None, "only requests with a trace are kept"

@@ -284,7 +284,7 @@ class VllmEngine:
             return
         if kv_handle.tokens < prompt_tokens or (leg.resumed_tokens and self._supports_resume):
             raise UnusableKvHandle(
-                f"leg {leg.leg_id}: its ticket is for {kv_handle.tokens} tokens of"
+                f"leg {leg.leg_id}: its KV handle is for {kv_handle.tokens} tokens of"
                 f" {prompt_tokens}, of which"
                 f" {leg.resumed_tokens} were generated, but this engine's connector fetches whole"
                 " prompts only: leave kv_transfer_config to baton"

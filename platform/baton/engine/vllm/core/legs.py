@@ -287,7 +287,10 @@ class PullMeter:
         durations_s = _entries(statistics, DURATIONS_KEY)
         sources = self._replicas_of_entries(statistics, SOURCES_KEY, expected=len(transferred))
         for source_id, moved_bytes, busy_s in zip(sources, transferred, durations_s, strict=False):
-            self._add(source_id, LinkTotals("", 1, int(moved_bytes), busy_s))
+            self._add(
+                source_id,
+                LinkTotals(source_id="", pulls=1, moved_bytes=int(moved_bytes), busy_s=busy_s),
+            )
         failures = sum(len(_entries(statistics, key)) for key in _FAILURE_KEYS)
         for source_id in self._replicas_of_entries(
             statistics, FAILED_SOURCES_KEY, expected=failures
@@ -309,11 +312,11 @@ class PullMeter:
             return
         total = self._totals.get(source_id, LinkTotals(source_id))
         summed = LinkTotals(
-            source_id,
-            total.pulls + increment.pulls,
-            total.moved_bytes + increment.moved_bytes,
-            total.busy_s + increment.busy_s,
-            total.failures + increment.failures,
+            source_id=source_id,
+            pulls=total.pulls + increment.pulls,
+            moved_bytes=total.moved_bytes + increment.moved_bytes,
+            busy_s=total.busy_s + increment.busy_s,
+            failures=total.failures + increment.failures,
         )
         _put_newest(self._totals, source_id, summed)
 

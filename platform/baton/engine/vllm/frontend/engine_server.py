@@ -131,7 +131,7 @@ class FleetEngineServer:
             max_len_tokens=facts.max_len_tokens, supports_resume=why is None, identify=identify
         )
         if why is not None:
-            log_event(logger, logging.WARNING, "sampling_state_not_resumed", {"why": why})
+            log_event(logger, logging.WARNING, "sampling_state_not_resumed", {"reason": why})
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder()
         self._prompt_tokens: dict[str, int] = {}

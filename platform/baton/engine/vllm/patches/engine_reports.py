@@ -77,7 +77,7 @@ def read_cache_report(core: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's Eng
             groups = [[*group] for group in shape.groups]
             answer["shape"] = {"groups": groups, "alignment_tokens": shape.alignment_tokens}
     except Exception as error:  # noqa: BLE001 - the caller gets the reason
-        answer["why"] = f"{type(error).__name__}: {error}"
+        answer["reason"] = f"{type(error).__name__}: {error}"
     try:
         specs = core.model_executor.get_kv_cache_specs()
         tokens = core.vllm_config.cache_config.block_size
@@ -164,7 +164,7 @@ async def request_cache_report(core: UtilityClient) -> CacheReport:
     except EngineDeadError:
         raise
     except Exception as error:  # noqa: BLE001 - vLLM's client raises nothing narrower
-        log_event(logger, logging.WARNING, "engine_does_not_tell_of_cache", {"why": str(error)})
+        log_event(logger, logging.WARNING, "engine_does_not_tell_of_cache", {"reason": str(error)})
         return CacheReport(events_understood=False)
 
 
@@ -176,10 +176,10 @@ def parse_cache_report(answer: Any) -> CacheReport:  # noqa: ANN401 - what comes
         ValueError: likewise.
         KeyError: likewise.
     """
-    for name in ("why", "why_no_bytes"):
+    for name in ("reason", "why_no_bytes"):
         if name in answer:
             event = "engine_does_not_tell_of_cache"
-            log_event(logger, logging.WARNING, event, {"why": answer[name]})
+            log_event(logger, logging.WARNING, event, {"reason": answer[name]})
     shape = answer.get("shape")
     if shape is not None:
         groups = tuple(
@@ -188,7 +188,7 @@ def parse_cache_report(answer: Any) -> CacheReport:  # noqa: ANN401 - what comes
         shape = CacheShape(groups, alignment_tokens=shape["alignment_tokens"])
     size = answer.get("block_bytes")
     return CacheReport(
-        events_understood="why" not in answer,
+        events_understood="reason" not in answer,
         shape=shape,
         block_bytes=None if size is None else int(size),
     )
@@ -207,7 +207,7 @@ async def query_resume_support(core: UtilityClient) -> bool:
     except EngineDeadError:
         raise
     except Exception as error:  # noqa: BLE001 - vLLM's client raises nothing narrower
-        log_event(logger, logging.WARNING, "engine_does_not_take_up", {"why": str(error)})
+        log_event(logger, logging.WARNING, "engine_does_not_take_up", {"reason": str(error)})
         return False
 
 
@@ -242,7 +242,7 @@ async def query_ranks(core: UtilityClient) -> tuple[RankTransports, ...]:
         reports: Any = await core.call_utility_async(TRANSPORTS_CALL)
         return parse_rank_reports(reports)
     except Exception as error:  # noqa: BLE001 - vLLM's client raises nothing narrower
-        log_event(logger, logging.WARNING, "ranks_say_nothing", {"why": str(error)})
+        log_event(logger, logging.WARNING, "ranks_say_nothing", {"reason": str(error)})
         return ()
 
 

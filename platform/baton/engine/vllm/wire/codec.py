@@ -316,15 +316,15 @@ class EngineCodec:
         ):
             finish, stop_reason = rejection
         return LegOutput(
-            output.request_id,
-            tuple(output.new_token_ids),
-            finish,
-            stop_reason,
-            _make_kv_handle(output.kv_transfer_params, prompt_tokens),
-            None if stats is None else stats.num_cached_tokens,
-            self._detail(output),
-            times,
-            None if stats is None else _cache_use(stats),
+            leg_id=output.request_id,
+            token_ids=tuple(output.new_token_ids),
+            finish=finish,
+            stop_reason=stop_reason,
+            kv_handle=_make_kv_handle(output.kv_transfer_params, prompt_tokens),
+            cached_tokens=None if stats is None else stats.num_cached_tokens,
+            engine_payload=self._detail(output),
+            times=times,
+            cache_use=None if stats is None else _cache_use(stats),
         )
 
     def _detail(self, output: EngineCoreOutput) -> bytes | None:
@@ -583,17 +583,17 @@ def _pull_params(leg: Leg, *, supports_resume: bool) -> dict[str, Any]:
     """
     kv_handle, prompt_tokens = leg.kv_handle, len(leg.prompt_token_ids)
     if kv_handle is None:
-        raise UnusableKvHandle(f"leg {leg.leg_id}: a decode leg without a ticket")
+        raise UnusableKvHandle(f"leg {leg.leg_id}: a decode leg without a KV handle")
     if not 0 < kv_handle.tokens <= prompt_tokens:
         # The connector would fetch blocks of another prompt.
         raise UnusableKvHandle(
-            f"leg {leg.leg_id}: its ticket is for {kv_handle.tokens} tokens,"
+            f"leg {leg.leg_id}: its KV handle is for {kv_handle.tokens} tokens,"
             f" its prompt has {prompt_tokens}"
         )
     try:
         params = _release_params(kv_handle)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise UnusableKvHandle(f"leg {leg.leg_id}: its ticket: {error}") from error
+        raise UnusableKvHandle(f"leg {leg.leg_id}: its KV handle: {error}") from error
     if kv_handle.tokens < prompt_tokens or (supports_resume and leg.resumed_tokens):
         # Otherwise the connector takes the remote blocks for those of the whole prompt, without its
         # output.
@@ -611,7 +611,7 @@ def _release_params(kv_handle: KvHandle) -> dict[str, Any]:
     source = _decode_source(kv_handle)
     blocks = sum(len(group) for group in source.remote_block_ids)
     if blocks != kv_handle.blocks:
-        raise ValueError(f"ticket: it names {blocks} blocks, expected {kv_handle.blocks}")
+        raise ValueError(f"KV handle: it names {blocks} blocks, expected {kv_handle.blocks}")
     params: dict[str, Any] = msgspec.msgpack.decode(kv_handle.params)
     return params
 

@@ -99,7 +99,9 @@ def trace_of(extra_args: Mapping[str, object] | None) -> TraceContext | None:
             str() as state,
             str() as op,
         ]:
-            return TraceContext(trace_id, parent_id, sampled, state, op)
+            return TraceContext(
+                trace_id=trace_id, parent_id=parent_id, sampled=sampled, state=state, operation=op
+            )
         case _:
             return None
 
