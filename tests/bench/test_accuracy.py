@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from baton.bench.accuracy.accuracy import (
     EvaluatedRow,
+    busy_fractions,
     calibrate_engines,
     evaluate_rows,
+    implausible_reason,
     recipe_of,
     unfit_reason,
     weight_dtype,
 )
-from baton.bench.accuracy.measurements import MeasuredRow
+from baton.bench.accuracy.kernel_tables import (
+    attention_observations,
+    compare_all_reduces,
+    compare_products,
+)
+from baton.bench.accuracy.measurements import (
+    MeasuredRow,
+    distserve_timing,
+    layer_profile,
+    read_request_log,
+    read_rows,
+    splitwise_timing,
+)
+from baton.domain.errors import PreflightFailed, TraceInvalid
 from baton.perf.fitting.calibration import MeasurementKind
 from baton.perf.hardware.accelerators import Dtype
+from baton.perf.step_timing import StepBatch, attention_pairs
+from tests.perf.shapes import H100
 
 ROW = MeasuredRow(
     line=2,
@@ -268,3 +287,316 @@ def test_experts_decide_what_weights_a_mixture_is_stored_in() -> None:
     assert weight_dtype(mixture) is Dtype.FP4
     assert weight_dtype(replace(ROW, experts=Dtype.FP4)) is Dtype.FP8
     assert weight_dtype(replace(ROW, weights=None)) is Dtype.BF16
+
+
+# ---------- readers of what others have measured: what is read, and what is said of bad lines
+HEADER = (
+    "backend,backend_version,model_path,system,precision,mode,isl,osl,gemm_quant_mode,"
+    "moe_quant_mode,tp_size,pp_size,silicon_ttft_ms,silicon_tpot_ms,concurrency"
+)
+GOOD = "vllm,0.12,meta-llama/Llama-3.1-70B,h100_sxm,fp8,agg,1024,512,fp8,,2,1,121.5,17.4,4"
+
+
+def test_a_row_is_read_with_its_units() -> None:
+    (row,), skipped = read_rows([HEADER, GOOD], "rows.csv")
+    assert skipped == 0
+    assert (row.ttft_s, row.tpot_s) == pytest.approx((0.1215, 0.0174))
+    assert (row.prompt_tokens, row.output_tokens, row.concurrency) == (1024, 512, 4)
+    assert (row.tp, row.pp, row.weights, row.disaggregated) == (2, 1, Dtype.FP8, False)
+    assert (row.line, row.name) == (2, "vllm Llama-3.1-70B h100_sxm tp2 1024/512 c4")
+
+
+@pytest.mark.parametrize(
+    ("precision", "quant", "weights"),
+    [("fp8", "", Dtype.FP8), ("", "", None), ("fp8", "bfloat16", Dtype.BF16)],
+)
+def test_the_type_of_the_products_counts_before_that_of_the_model(
+    precision: str, quant: str, weights: Dtype | None
+) -> None:
+    line = GOOD.replace(",fp8,agg", f",{precision},agg").replace(",fp8,,2", f",{quant},,2")
+    (row,), _ = read_rows([HEADER, line], "rows.csv")
+    assert row.weights is weights
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        (GOOD.replace(",121.5,", ",soon,"), "silicon_ttft_ms is 'soon', expected a number"),
+        (GOOD.replace(",17.4,", ",0,"), "silicon_tpot_ms is 0, expected more than 0"),
+        (GOOD.replace(",1024,", ",0,"), "isl is '0'"),
+        (GOOD.replace("fp8,agg", "fp7,agg").replace(",fp8,,", ",,,"), "is 'fp7', expected one of"),
+        (GOOD.replace("meta-llama/Llama-3.1-70B", ""), "model_path is missing"),
+        ("vllm,0.12", "model_path is missing: the row is too short"),
+        (GOOD + ",1,2,3", "more fields than the header has columns"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_line_and_may_be_left_out(bad: str, what: str) -> None:
+    lines = [HEADER, GOOD, bad, GOOD]
+    with pytest.raises(TraceInvalid) as caught:
+        read_rows(lines, "rows.csv")
+    assert str(caught.value).startswith("rows.csv, line 3: ")
+    assert what in str(caught.value)
+    rows, skipped = read_rows(lines, "rows.csv", ignore_invalid=True)
+    assert (len(rows), skipped) == (2, 1)
+
+
+def test_a_file_without_the_columns_is_refused_even_when_bad_rows_are_left_out() -> None:
+    with pytest.raises(TraceInvalid, match=r"rows.csv, line 1: no column isl, osl"):
+        read_rows([HEADER.replace(",isl,osl", ""), GOOD], "rows.csv", ignore_invalid=True)
+
+
+LOGGED = (
+    '{"input_toks": 100, "output_toks": 11, "arrival_time": 1000.5, "queued_ts": 7.0,'
+    ' "first_token_ts": 7.25, "last_token_ts": 8.25}'
+)
+
+
+def test_a_log_tells_what_its_requests_waited_for() -> None:
+    later = LOGGED.replace("1000.5", "1002.0")
+    (first, second), _ = read_request_log([later, LOGGED], "log")
+    assert (first.at_s, second.at_s) == (0.0, 1.5)
+    assert (first.ttft_s, first.tpot_s) == pytest.approx((0.25, 0.1))
+
+
+def test_a_log_whose_times_go_back_is_bad() -> None:
+    with pytest.raises(TraceInvalid, match=r"log, line 1: .* out of order"):
+        read_request_log([LOGGED.replace("7.25", "9.25")], "log")
+    with pytest.raises(TraceInvalid, match="holds no requests"):
+        read_request_log([LOGGED.replace("7.25", "9.25")], "log", ignore_invalid=True)
+
+
+def test_splitwises_curves_are_medians_of_their_kind() -> None:
+    lines = [
+        "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel",
+        "bloom,h100,512,1,128,50,30,8",
+        "bloom,h100,512,1,128,52,32,8",
+        "bloom,h100,512,1,128,90,34,8",
+        "bloom,h100,512,2,128,100,40,8",
+        "bloom,a100,512,1,128,999,999,8",
+        "bloom,h100,512,1,128,999,999,4",
+    ]
+    timing = splitwise_timing(lines, "perf", model="bloom", hardware="h100", tp=8)
+    assert timing.step_s(StepBatch(prefill_tokens=512)) == pytest.approx(0.052)
+    assert timing.step_s(StepBatch(prefill_tokens=768)) == pytest.approx(0.076)
+    assert timing.step_s(StepBatch(decode_requests=2)) == pytest.approx(0.040)
+    with pytest.raises(TraceInvalid, match="no rows of bloom on b200 with tensor_parallel 8"):
+        splitwise_timing(lines, "perf", model="bloom", hardware="b200", tp=8)
+
+
+FITS = (
+    '{"opt": {"2": {"decoding_large_small_bs_threshold": 95, "prefill": [1, 2, 3],'
+    ' "decoding_smallbs": [4, 5, 6], "decoding_largebs": [7, 8, 9]}}}'
+)
+
+
+def test_distserves_coefficients_are_found_by_model_and_parallelism() -> None:
+    timing = distserve_timing(FITS, "fits", model="opt", tp=2, pp=3)
+    assert (timing.prefill, timing.small_batch, timing.large_batch) == (
+        (1, 2, 3),
+        (4, 5, 6),
+        (7, 8, 9),
+    )
+    assert (timing.large_batch_requests, timing.pipeline_stages) == (95, 3)
+
+
+@pytest.mark.parametrize("text", [FITS, "{", '{"opt": {"4": {}}}', FITS.replace("1, 2, 3", "1")])
+def test_coefficients_that_are_not_there_are_named(text: str) -> None:
+    with pytest.raises(TraceInvalid, match=r"fits: (no coefficients of opt at tp|1 coefficients)"):
+        distserve_timing(text, "fits", model="opt", tp=4 if text == FITS else 2, pp=1)
+
+
+def test_a_layer_profile_is_three_tables() -> None:
+    parts = "layernorm qkv_proj rotary_emb o_proj gate_up_proj act_fn down_proj"
+    names = [*parts.split(), "embedding", "final_layernorm"]
+    profile = layer_profile(
+        ["layer,tokens,time_us", *(f"{name},{n},10" for name in names for n in (1, 100))],
+        [
+            "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us",
+            "0,0,1,16,5",
+            "0,0,2,16,7",
+            "64,0,0,0,20",
+            "128,0,0,0,40",
+        ],
+        ["layer,sequences,time_us", "lm_head,1,100", "sampler,1,50"],
+        layers=2,
+    )
+    decode = StepBatch(decode_requests=2, decode_context_tokens=32)
+    overhead_s = profile.step_overhead_s
+    assert profile.step_s(decode) - overhead_s == pytest.approx((2 * 80 + 20 + 14 + 150) * 1e-6)
+    prompt = StepBatch(prefill_tokens=96, prefill_requests=1, prefill_pairs=attention_pairs(96, 0))
+    assert profile.step_s(prompt) - overhead_s == pytest.approx((2 * 80 + 20 + 60) * 1e-6)
+
+
+# ---------- rows that no device could have computed are told from those that are only good
+PLAUSIBILITY_ROW = MeasuredRow(
+    line=2,
+    backend="vllm",
+    version="0.12.0",
+    model="nvidia/Llama-3.1-8B-Instruct-FP8",
+    system="h200_sxm",
+    weights=Dtype.FP8,
+    experts=None,
+    disaggregated=False,
+    prompt_tokens=1000,
+    output_tokens=100,
+    tp=1,
+    pp=1,
+    concurrency=112,
+    ttft_s=0.0719,
+    tpot_s=0.01125,
+)
+"""94.5 requests a second of 1,099 tokens through 7 billion parameters: 1.45 PFLOP/s of 1.98, and
+112 clients' keys and values are read besides."""
+
+
+def test_a_row_that_implies_more_than_the_device_can_compute_is_told() -> None:
+    share = busy_fractions(PLAUSIBILITY_ROW)
+    assert share.products == pytest.approx(94.5 * 1099 * 2 * 6.98e9 / (0.85 * 1.979e15), rel=0.02)
+    assert share.kv_reads == pytest.approx(94.5 * 100 * 1050 * 65_536 / 4.8e12, rel=0.02)
+    assert share.links == 0
+    said = implausible_reason(PLAUSIBILITY_ROW)
+    assert said is not None
+    assert "more than its devices can compute" in said
+    assert f"{share.total:.0%}" in said
+
+
+@pytest.mark.parametrize(
+    "slower",
+    [
+        replace(PLAUSIBILITY_ROW, tpot_s=0.0125),
+        replace(PLAUSIBILITY_ROW, ttft_s=0.4),
+        replace(PLAUSIBILITY_ROW, concurrency=80),
+    ],
+)
+def test_the_same_row_a_little_slower_can_be(slower: MeasuredRow) -> None:
+    assert implausible_reason(slower) is None
+
+
+def test_reading_the_weights_faster_than_memory_is_impossible() -> None:
+    row = replace(
+        PLAUSIBILITY_ROW, model="meta-llama/Llama-3.1-70B", concurrency=1, prompt_tokens=8
+    )
+    assert busy_fractions(replace(row, tpot_s=0.015)).products == pytest.approx(
+        68.5e9 / 0.015 / 4.8e12, rel=0.01
+    )
+    assert implausible_reason(replace(row, tpot_s=0.015)) is None
+    assert implausible_reason(replace(row, tpot_s=0.014)) is not None
+
+
+def test_devices_of_a_group_compute_together_and_send_each_number_once() -> None:
+    alone, group = busy_fractions(PLAUSIBILITY_ROW), busy_fractions(replace(PLAUSIBILITY_ROW, tp=4))
+    assert group.products == pytest.approx(alone.products / 4)
+    assert group.kv_reads == pytest.approx(alone.kv_reads / 4)
+    assert group.links == pytest.approx(94.5 * 1099 * 2 * 32 * 4096 * 2 / 450e9, rel=0.02)
+
+
+def test_attention_grows_with_the_square_of_prompts() -> None:
+    long = replace(PLAUSIBILITY_ROW, prompt_tokens=8000, output_tokens=2, tpot_s=0.01, ttft_s=1.0)
+    longer = replace(long, prompt_tokens=16_000)
+    assert busy_fractions(longer).attention == pytest.approx(
+        4 * busy_fractions(long).attention, rel=0.01
+    )
+    assert busy_fractions(long).attention == pytest.approx(
+        112 / 1.01 * 4 * 32 * 4096 * 8000**2 / 2 / (0.8 * 1.979e15), rel=0.01
+    )
+
+
+def test_random_lengths_count_as_their_mean() -> None:
+    fixed = replace(
+        PLAUSIBILITY_ROW, prompt_tokens=1025, output_tokens=1024, tpot_s=0.05, ttft_s=0.01
+    )
+    varied = replace(fixed, prompt_tokens=1024)
+    # Little's law: shorter requests end sooner, so there are as many tokens a second.
+    assert busy_fractions(varied).products == pytest.approx(
+        busy_fractions(fixed).products, rel=0.01
+    )
+    assert busy_fractions(varied).kv_reads == pytest.approx(
+        0.9 * busy_fractions(fixed).kv_reads, rel=0.01
+    )
+
+
+# ---------- tables of kernel times: which rows count, and what is said when they cannot be read
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def table(path: Path, rows: list[dict[str, object]]) -> Path:
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def test_products_of_models_one_would_serve_are_compared(tmp_path: Path) -> None:
+    row = {"gemm_dtype": "bfloat16", "m": 4096, "n": 10240, "k": 8192, "latency": 0.8763}
+    rows = [
+        row,
+        row | {"gemm_dtype": "fp8", "latency": 0.5956},
+        row | {"n": 64},
+        row | {"gemm_dtype": "fp8_block"},
+        row | {"k": 51200},
+    ]
+    found = compare_products(table(tmp_path / "gemm.parquet", rows), H100)
+    assert [residual.name for residual in found] == [
+        "bfloat16 4096x10240x8192",
+        "fp8 4096x10240x8192",
+    ]
+    assert all(abs(residual.error) < 0.1 for residual in found)
+
+
+def test_all_reduces_in_graphs_are_compared_by_their_bytes(tmp_path: Path) -> None:
+    row = {"backend": "vllm_graph", "num_gpus": 8, "message_size": 67108864, "latency": 0.5774}
+    rows = [
+        row,
+        row | {"message_size": 128, "latency": 0.0047},
+        row | {"backend": "vllm_eager"},
+    ]
+    found = compare_all_reduces(table(tmp_path / "reduce.parquet", rows), H100)
+    assert [residual.name for residual in found] == ["8 x 134217728 bytes", "8 x 256 bytes"]
+    assert found[0].error == pytest.approx(0.32, abs=0.05)
+    assert found[1].error == pytest.approx(0.13, abs=0.05)
+
+
+def test_attention_of_prompts_and_of_decodes_is_compared(tmp_path: Path) -> None:
+    row = {
+        "op_name": "context_attention",
+        "batch_size": 1,
+        "isl": 8192,
+        "num_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "kv_cache_dtype": "bfloat16",
+        "step": 0,
+        "window_size": 0,
+        "latency": 0.912,
+    }
+    decode = row | {"op_name": "generation_attention", "batch_size": 32, "isl": 1, "step": 4095}
+    rows = [
+        row,
+        decode | {"latency": 0.1859},
+        decode | {"latency": 0.114, "kv_cache_dtype": "fp8"},
+        row | {"window_size": 128},
+        row | {"head_dim": 64},
+        row | {"num_heads": 12},
+    ]
+    found = attention_observations(table(tmp_path / "attention.parquet", rows), H100)
+    assert len(found) == 3
+    for measurement in found:
+        assert sum(measurement.parts) == pytest.approx(measurement.measured_s, rel=0.12)
+
+
+def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "gemm.parquet"
+    path.write_text("no parquet")
+    with pytest.raises(TraceInvalid, match=r"gemm\.parquet: not a parquet table"):
+        compare_products(path, H100)
+    with pytest.raises(TraceInvalid, match="no column gemm_dtype, k, latency"):
+        compare_products(table(path, [{"m": 1, "n": 2}]), H100)
+
+
+def test_without_pyarrow_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        PreflightFailed, match="needs pyarrow: install baton with the extra 'report'"
+    ):
+        compare_products(tmp_path / "gemm.parquet", H100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -10,8 +11,10 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from baton.bench.formatting import NO_VALUE
+from baton.bench.formatting import NO_VALUE, format_number, format_percent, format_seconds
 from baton.bench.report import (
     Curve,
     ScalingSummary,
@@ -23,11 +26,17 @@ from baton.bench.report import (
     study_to_dict,
     write_report,
 )
-from baton.bench.report.plots import PlotsMissing, panels_for
+from baton.bench.report.plots import (
+    PlotsMissing,
+    bin_by_arrival,
+    count_in_flight,
+    cumulative_distribution,
+    panels_for,
+)
 from baton.bench.report.tables import format_objectives, tables_of
 from baton.bench.report.write import ReportUnwritable
 from baton.simulator.outcome import Objectives
-from tests.bench.studies import NEVER, failure, outcome, result, steady_result, study
+from tests.bench.studies import NEVER, OBJECTIVES, failure, outcome, result, steady_result, study
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -263,3 +272,108 @@ def test_what_an_autoscaler_did_stands_among_the_figures() -> None:
     told = json.loads(json.dumps(study_to_dict(shown)))["results"]
     assert told[0]["scaling"]["paused_ticks"] == 2
     assert told[1]["scaling"] is None
+
+
+# --------------------------------------------------------------------------- what plots draw
+def test_a_distribution_ends_below_one_when_some_never_came() -> None:
+    assert cumulative_distribution([0.3, NEVER, 0.1, 0.2], 4) == (
+        [0.1, 0.2, 0.3],
+        [0.25, 0.5, 0.75],
+    )
+    assert cumulative_distribution([NEVER], 1) == ([], [])
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=1500))
+def test_a_thinned_distribution_keeps_its_ends_and_says_the_truth_at_each_point(
+    values: list[float],
+) -> None:
+    at, shares = cumulative_distribution(values, len(values))
+    assert len(at) <= 500
+    assert (at[0], at[-1], shares[-1]) == (min(values), max(values), 1.0)
+    for value, share in list(zip(at, shares, strict=True))[::50]:
+        below = sum(other < value for other in values) / len(values)
+        up_to = sum(other <= value for other in values) / len(values)
+        assert below < share <= up_to + 1e-12
+
+
+def test_bins_count_arrivals_and_those_of_them_that_met_the_objectives() -> None:
+    outcomes = [outcome(5.0 + at / 10, ttft_s=0.9 if at < 10 else 0.1) for at in range(41)]
+    bins = bin_by_arrival(outcomes, OBJECTIVES)
+    assert bins.width_s == pytest.approx(2.0)
+    assert bins.arrivals_per_s == pytest.approx((10.0, 10.5))
+    assert bins.attainment == pytest.approx((0.5, 1.0))
+    assert bins.edges_s == pytest.approx((0.0, 2.0, 4.0))
+
+
+def test_bins_of_nothing_and_of_one_moment() -> None:
+    assert bin_by_arrival([], OBJECTIVES).attainment == ()
+    assert bin_by_arrival([outcome(3.0)] * 3, OBJECTIVES).attainment == (1.0,)
+
+
+_times = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 20)), min_size=1, max_size=40)
+
+
+@given(stays=_times, at_s=st.floats(0, 80))
+def test_in_flight_is_who_had_arrived_and_not_ended(
+    stays: list[tuple[float, float]], at_s: float
+) -> None:
+    outcomes = [failure(arrived_s, after_s=took_s) for arrived_s, took_s in stays]
+    start_s = min(arrived_s for arrived_s, _ in stays)
+    slow = sum(
+        arrived_s - start_s <= at_s and not arrived_s - start_s + took_s <= at_s
+        for arrived_s, took_s in stays
+    )
+    assert count_in_flight(outcomes, [at_s]) == [slow]
+
+
+# ---------- figures as people read them
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [
+        (None, "-"),
+        (math.nan, "-"),
+        (math.inf, "never"),
+        (0.0, "0 ms"),
+        (0.2314, "231 ms"),
+        (0.99951, "1 s"),
+        (1.2351, "1.24 s"),
+        (1234.0, "1230 s"),
+    ],
+)
+def test_a_duration_has_three_digits_and_a_unit(duration_s: float | None, text: str) -> None:
+    assert format_seconds(duration_s) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (None, "-"),
+        (math.nan, "-"),
+        (0.0, "0 %"),
+        (0.0004, "< 0.1 %"),
+        (0.9321, "93.2 %"),
+        (0.9996, "> 99.9 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_a_share_is_whole_or_nothing_only_when_it_is(share: float | None, text: str) -> None:
+    assert format_percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (None, "-"),
+        (math.nan, "-"),
+        (math.inf, "∞"),
+        (0.01234, "0.0123"),
+        (12.34, "12.3"),
+        (12.0, "12"),
+        (12031, "12,031"),
+        (12031.4, "12,031"),
+    ],
+)
+def test_a_number_has_three_digits_or_all_of_its_whole_part(
+    number: float | None, text: str
+) -> None:
+    assert format_number(number) == text

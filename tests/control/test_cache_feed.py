@@ -132,16 +132,6 @@ def test_stored_blocks_are_told_by_hashes_that_anyone_can_compute_from_the_token
     assert script.feed.pop_update() == CacheUpdate(1, (change,))
 
 
-def test_a_removed_block_is_told_and_may_come_back() -> None:
-    script = Script()
-    script.say(stored(AB))
-    script.read()
-    script.say(removed(AB))
-    assert script.believed() == blocks(A)
-    script.say(stored(AB, since=1))
-    assert script.believed() == blocks(A, AB)
-
-
 def test_a_block_stored_twice_is_gone_when_it_was_removed_twice() -> None:
     script = Script()
     script.say(stored(A), stored(A), removed(A))
@@ -215,15 +205,6 @@ def test_removing_what_was_never_stored_changes_nothing() -> None:
     assert script.read() is None
     assert script.believed() == blocks(A)
     assert script.feed.counters.unknown_removed == 1
-
-
-def test_each_tier_has_its_own_blocks() -> None:
-    script = Script()
-    script.say(stored(AB, tier="gpu"), stored(AB, tier="cpu"), removed(AB, A, tier="gpu"))
-    assert script.believed(GPU) == set()
-    assert script.believed(HOST) == blocks(A, AB)
-    script.say(removed(AB, tier="cpu"))
-    assert script.believed(HOST) == blocks(A)
 
 
 def test_a_block_that_one_tier_holds_needs_no_tokens_to_be_known_in_another() -> None:
@@ -349,16 +330,6 @@ def test_a_doubted_block_that_is_removed_is_not_taken_for_proven_later() -> None
     script.say(stored(ABC, since=2))
     assert script.believed() == set()
     assert script.feed.counters.orphans == 1
-
-
-def test_doubts_survive_a_second_gap() -> None:
-    script = Script()
-    script.say(stored(AB))
-    script.lose()
-    script.say(stored((8, 8)))
-    script.lose()
-    script.say(stored(ABC, since=2))
-    assert script.believed() == blocks(A, AB, ABC)
 
 
 def test_a_block_stored_in_host_memory_proves_nothing_about_those_before_it() -> None:

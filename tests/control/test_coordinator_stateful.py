@@ -50,6 +50,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     """Requests come and go while replicas join, drain, fail, fall silent and come back."""
 
     limits = LIMITS
+    immortal: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,6 +63,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     def pick(self, data: st.DataObject, items: list[str]) -> str:
         return data.draw(st.sampled_from(sorted(items)))
+
+    def mortals(self) -> list[str]:
+        return list(self.world.alive.keys() - self.immortal)
 
     @rule(
         max_tokens=st.integers(1, 5),
@@ -110,25 +114,25 @@ class CoordinatorMachine(RuleBasedStateMachine):
         if replica_id not in self.world.alive:
             self.world.join(replica_id, REPLICAS[replica_id])
 
-    @precondition(lambda self: self.world.alive)
+    @precondition(lambda self: self.mortals())
     @rule(data=st.data(), reason=st.sampled_from(LossReason))
     def lose(self, data: st.DataObject, reason: LossReason) -> None:
-        self.world.disconnect(self.pick(data, list(self.world.alive)), reason)
+        self.world.disconnect(self.pick(data, self.mortals()), reason)
 
-    @precondition(lambda self: self.world.alive)
+    @precondition(lambda self: self.mortals())
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
-        self.world.drain(self.pick(data, list(self.world.alive)))
+        self.world.drain(self.pick(data, self.mortals()))
 
     @precondition(lambda self: self.world.alive)
     @rule(data=st.data(), role=st.sampled_from(Role))
     def flip(self, data: st.DataObject, role: Role) -> None:
         self.world.change_role(data.draw(st.sampled_from(sorted(self.world.alive))), role)
 
-    @precondition(lambda self: self.world.alive)
+    @precondition(lambda self: self.mortals())
     @rule(data=st.data(), queued=st.integers(0, 3))
     def report(self, data: st.DataObject, queued: int) -> None:
-        self.world.load(self.pick(data, list(self.world.alive)), Load(queued_requests=queued))
+        self.world.load(self.pick(data, self.mortals()), Load(queued_requests=queued))
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 2.0, 11.0, 31.0]))
     def wait(self, seconds: float) -> None:
@@ -208,28 +212,11 @@ class PredictedMachine(CoordinatorMachine):
 class NoLeakMachine(CoordinatorMachine):
     """As above, but d1 never goes away: then a lease must end as soon as nobody needs it."""
 
+    immortal = frozenset({"d1"})
+
     @initialize()
     def one_of_each(self) -> None:
         self.world.join_prefill_decode(decode=2)
-
-    def pick(self, data: st.DataObject, items: list[str]) -> str:
-        mortal = [item for item in items if item != "d1"] or ["p0"]
-        return data.draw(st.sampled_from(sorted(mortal)))
-
-    @precondition(lambda self: bool(set(self.world.alive) - {"d1"}))
-    @rule(data=st.data(), reason=st.sampled_from(LossReason))
-    def lose(self, data: st.DataObject, reason: LossReason) -> None:
-        self.world.disconnect(self.pick(data, list(self.world.alive)), reason)
-
-    @precondition(lambda self: bool(set(self.world.alive) - {"d1"}))
-    @rule(data=st.data())
-    def drain(self, data: st.DataObject) -> None:
-        self.world.drain(self.pick(data, list(self.world.alive)))
-
-    @precondition(lambda self: bool(set(self.world.alive) - {"d1"}))
-    @rule(data=st.data(), queued=st.integers(0, 3))
-    def report(self, data: st.DataObject, queued: int) -> None:
-        self.world.load(self.pick(data, list(self.world.alive)), Load(queued_requests=queued))
 
     @invariant()
     def blocks_are_pinned_only_for_a_transfer_or_an_unconfirmed_abort(self) -> None:

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.control.fleet.fleet_table import FleetTable
+from baton.control.fleet.loaded_adapters import LoadedAdapters
+from baton.control.state.request_state import RequestState
 from baton.domain.fleet import AdapterStatus, Load, ReplicaView, Role
+from baton.domain.handoff import LegKind
+from baton.domain.request import Request
+from baton.domain.value import evolve
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from tests.fakes.facts import replica_facts
 
 
@@ -25,25 +31,6 @@ def view(fleet: FleetTable, replica_id: str = "a") -> ReplicaView:
 
 def unseen(fleet: FleetTable) -> tuple[int, int]:
     return view(fleet).unreported_legs, view(fleet).unreported_tokens
-
-
-def test_what_was_sent_is_unseen_until_a_report_knows_of_it() -> None:
-    fleet = table("a")
-    for number in range(1, 4):
-        fleet.on_leg_sent("a", f"leg{number}", 100 * number)
-    assert unseen(fleet) == (3, 600)
-    fleet.on_load_report("a", Load(queued_tokens=100), 1.0, received_legs=1)
-    assert unseen(fleet) == (2, 500)
-    fleet.on_load_report("a", Load(), 2.0, received_legs=3)
-    assert unseen(fleet) == (0, 0)
-    assert view(fleet).inflight_legs == 3
-
-
-def test_a_replica_that_does_not_count_is_taken_to_know_all() -> None:
-    fleet = table("a")
-    fleet.on_leg_sent("a", "leg", 100)
-    fleet.on_load_report("a", Load(), 1.0)
-    assert unseen(fleet) == (0, 0)
 
 
 def test_a_leg_that_has_ended_is_not_unseen_any_more() -> None:
@@ -66,14 +53,11 @@ def test_a_leg_that_never_left_is_not_counted_by_the_replica() -> None:
     assert unseen(fleet) == (0, 0)
 
 
-def test_a_new_life_of_a_replica_counts_from_the_start() -> None:
+def test_a_replica_that_does_not_count_is_taken_to_know_all() -> None:
     fleet = table("a")
-    fleet.on_leg_sent("a", "old", 100)
-    fleet.remove("a")
-    fleet.add(replica_facts("a"), 1.0)
-    fleet.on_leg_sent("a", "new", 7)
-    fleet.on_load_report("a", Load(), 2.0, received_legs=0)
-    assert unseen(fleet) == (1, 7)
+    fleet.on_leg_sent("a", "leg", 100)
+    fleet.on_load_report("a", Load(), 1.0)
+    assert unseen(fleet) == (0, 0)
 
 
 def test_a_queue_was_last_seen_when_a_report_said_that_it_is_gone() -> None:
@@ -226,3 +210,66 @@ def test_a_replica_that_is_back_has_no_streams() -> None:
     fleet.add(replica_facts("a"), 1.0)
     assert view(fleet).inflight_streams == 0
     fleet.check_integrity()
+
+
+# --------------------------------------------------------------------------- loaded adapters
+def run_leg(book: LoadedAdapters, name: str, took_s: float = 0.5) -> None:
+    """A leg comes, has its adapter loaded if need be, and is over."""
+    book.on_leg_started(name)
+    if not book.touch(name):
+        book.on_loaded(name, took_s)
+    book.on_leg_ended(name)
+    book.check_integrity()
+
+
+def test_a_requests_blocks_and_legs_are_those_of_its_adapter() -> None:
+    plain = RequestState(
+        request=Request(request_id="r", prompt_token_ids=(1,) * 32, max_tokens=1, arrived_at_s=0.0)
+    )
+    tuned = RequestState(request=evolve(plain.request, adapter="ada"))
+    assert not set(plain.block_hashes(("m", 16))) & set(tuned.block_hashes(("m", 16)))
+    root = chain_root(model="m", block_size_tokens=16, adapter="ada")
+    assert tuned.block_hashes(("m", 16)) == chain_hashes(root, (1,) * 32, 16)
+    legs = [request.new_leg(LegKind.LOCAL) for request in (plain, tuned)]
+    assert [leg.adapter for leg in legs] == [None, "ada"]
+
+
+def test_an_adapter_that_a_leg_needs_outlives_one_that_nobody_does() -> None:
+    book = LoadedAdapters(2)
+    book.on_leg_started("a")
+    assert not book.touch("a")
+    book.on_loaded("a", 0.5)
+    run_leg(book, "b")
+    run_leg(book, "c")
+    assert book.report().loaded == ("a", "c")
+
+
+def test_an_adapter_that_is_on_its_way_counts_as_there() -> None:
+    book = LoadedAdapters(2)
+    book.on_leg_started("a")
+    book.on_leg_started("a")
+    assert book.report() == AdapterStatus(("a",), hits=1, loads=0, loading_s=0.0)
+
+
+def test_an_adapter_is_loaded_once_and_found_from_then_on() -> None:
+    book = LoadedAdapters(2)
+    for _ in range(3):
+        run_leg(book, "a")
+    assert book.report() == AdapterStatus(("a",), hits=2, loads=1, loading_s=0.5)
+
+
+def test_legs_without_an_adapter_are_none_of_its_business() -> None:
+    book = LoadedAdapters(1)
+    book.on_leg_started(None)
+    assert book.touch(None)
+    book.on_leg_ended(None)
+    assert book.report() == AdapterStatus()
+
+
+@given(st.integers(1, 4), st.lists(st.sampled_from("abcdefgh"), max_size=40))
+def test_it_holds_what_a_plain_list_of_the_latest_holds(slots: int, names: list[str]) -> None:
+    book, latest = LoadedAdapters(slots), list[str]()
+    for name in names:
+        run_leg(book, name)
+        latest = [*(other for other in latest if other != name), name][-slots:]
+    assert list(book.report().loaded) == latest

@@ -39,29 +39,6 @@ def begun() -> ClusterTotals:
 # ------------------------------------------------------------------------------ totals
 
 
-def test_everything_is_the_sum_over_coordinators_of_what_they_said_last() -> None:
-    ledgers = begun()
-    ledgers.ingest(report("a", 1.0, tally(evaluated=3, good=2)), LATER_S)
-    ledgers.ingest(report("a", 2.0, tally(evaluated=5, good=3)), LATER_S + 1)
-    ledgers.ingest(
-        report("b", 1.0, tally(evaluated=10, good=10), tally("zeta", evaluated=1)), LATER_S + 1
-    )
-    rows = {row.tenant: row for row in ledgers.tallies()}
-    assert (rows["acme"].evaluated, rows["acme"].good, rows["zeta"].evaluated) == (15, 13, 1)
-
-
-def test_what_a_coordinator_did_before_it_began_again_is_not_lost() -> None:
-    ledgers = begun()
-    ledgers.ingest(
-        report("a", 9.0, tally(evaluated=7), spent=(GpuUsage("acme", "d", 7.0),)), LATER_S
-    )
-    ledgers.ingest(
-        report("a", 1.0, tally(evaluated=2), spent=(GpuUsage("acme", "d", 2.0),)), LATER_S + 1
-    )
-    assert [row.evaluated for row in ledgers.tallies()] == [9]
-    assert ledgers.gpu_usage() == (GpuUsage("acme", "d", 9.0),)
-
-
 def test_counts_that_go_back_alone_say_that_it_is_another_life() -> None:
     ledgers = begun()
     ledgers.ingest(report("a", 5.0, tally(evaluated=7)), LATER_S)
@@ -129,13 +106,6 @@ def test_replicas_cost_from_being_asked_for_to_being_gone() -> None:
     ledgers.record_capacity([pool()], {}, 10.0)
     ledgers.record_capacity([pool(starting=1, draining=2)], {"decode": 7.0}, 20.0)
     assert ledgers.pools()["decode"] == PoolCapacity(device_s=5 * 4 * 10.0, busy_s=4 * 7.0)
-
-
-def test_a_clock_that_goes_back_costs_nothing() -> None:
-    ledgers = ClusterTotals()
-    ledgers.record_capacity([pool()], {}, 10.0)
-    ledgers.record_capacity([pool()], {}, 5.0)
-    assert ledgers.pools()["decode"].device_s == 0.0
 
 
 # ------------------------------------------------------------------------------ usage

@@ -16,8 +16,6 @@ from baton.perf.hardware.accelerators import Dtype
 from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.model.known_models import KNOWN_MODELS, find_shape
 from baton.perf.model.memory import (
-    STORED_BYTES,
-    MemoryFit,
     MemoryModel,
     ModelSplit,
     fit,
@@ -453,13 +451,3 @@ def test_requests_at_once_are_those_whose_kv_fits() -> None:
         windowed.kv_tokens * 73_728
     )
     assert held > 1.9 * windowed.kv_tokens / 100_000
-
-
-def test_quantized_weights_take_more_than_their_bits() -> None:
-    assert STORED_BYTES[Dtype.BF16] == 2
-    assert 0.5 < STORED_BYTES[Dtype.INT4] < STORED_BYTES[Dtype.FP4] < 0.6
-
-
-def test_a_fit_is_a_value() -> None:
-    found: MemoryFit = question("Llama-3.1-8B").fit(1, 1)
-    assert found == question("Llama-3.1-8B").fit(1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from baton.perf.hardware.accelerators import Dtype
 from baton.perf.model.config_json import from_config, weights_dtype
 from baton.perf.model.known_models import KNOWN_MODELS, dtype_hint, find_shape
 from baton.perf.model.shape import ModelShape
+from baton.perf.model.speculative import best_draft_length, expected_tokens, speedup, step_cost
 
 CONFIGS: Mapping[str, Mapping[str, object]] = json.loads(
     Path(__file__).with_name("configs.json").read_text(encoding="utf-8")
@@ -82,22 +84,10 @@ def test_models_have_as_many_parameters_as_their_authors_say(
 @pytest.mark.parametrize(
     ("hub_id", "kv_bytes"),
     [
-        ("meta-llama/Llama-2-7b-hf", 524_288),
-        ("meta-llama/Llama-2-13b-hf", 819_200),
-        ("facebook/opt-13b", 819_200),
-        ("meta-llama/Llama-3.1-8B", 131_072),
-        ("mistralai/Mistral-7B-v0.3", 131_072),
-        ("mistralai/Mixtral-8x7B-v0.1", 131_072),
-        ("meta-llama/Llama-2-70b-hf", 327_680),
-        ("meta-llama/Llama-3.1-70B", 327_680),
-        ("meta-llama/Llama-3.1-405B", 516_096),
-        ("Qwen/Qwen3-32B", 262_144),
-        ("Qwen/Qwen3-30B-A3B", 98_304),
-        ("Qwen/Qwen3-235B-A22B", 192_512),
-        ("openai/gpt-oss-120b", 73_728),
-        ("deepseek-ai/DeepSeek-R1", 70_272),
-        ("facebook/opt-66b", 2_359_296),
-        ("facebook/opt-175b", 4_718_592),
+        pytest.param("facebook/opt-66b", 2_359_296, id="a head of keys for each of queries"),
+        pytest.param("meta-llama/Llama-3.1-70B", 327_680, id="grouped heads"),
+        pytest.param("openai/gpt-oss-120b", 73_728, id="layers with a window"),
+        pytest.param("deepseek-ai/DeepSeek-R1", 70_272, id="latent attention"),
     ],
 )
 def test_a_token_takes_as_many_bytes_of_kv_cache_as_the_field_computes(
@@ -106,19 +96,6 @@ def test_a_token_takes_as_many_bytes_of_kv_cache_as_the_field_computes(
     shape = find_shape(hub_id)
     assert shape.kv_token_bytes(Dtype.FP16) == kv_bytes
     assert shape.kv_token_bytes(Dtype.FP8) == kv_bytes / 2
-
-
-def test_the_worked_figures_of_the_field_come_out() -> None:
-    llama_70b, llama_405b = find_shape("Llama-3-70B"), find_shape("Llama-3.1-405B")
-    assert llama_70b.kv_token_bytes(Dtype.FP16) == 320 * 1024
-    assert llama_70b.kv_bytes(4000, Dtype.FP16) / 1e9 == pytest.approx(1.31, abs=0.005)
-    assert llama_405b.parameters * 2 / 1e9 == pytest.approx(810, rel=0.005)
-
-
-def test_without_grouped_heads_a_token_takes_eight_times_the_kv_cache() -> None:
-    grouped = find_shape("meta-llama/Llama-3.1-70B")
-    ungrouped = replace(grouped, kv_heads=grouped.heads)
-    assert ungrouped.kv_token_bytes(Dtype.BF16) == 8 * grouped.kv_token_bytes(Dtype.BF16)
 
 
 def test_layers_with_a_window_keep_their_window_only() -> None:
@@ -352,3 +329,70 @@ def test_an_unknown_model_is_answered_with_near_names() -> None:
 def test_nothing_is_hinted_of_a_model_that_nobody_knows() -> None:
     assert dtype_hint("someone/something") is None
     assert dtype_hint("someone/something-fp8") is Dtype.FP8
+
+
+# ---------- what drafting gains, against the paper's figures and against rolling dice
+@pytest.mark.parametrize(
+    ("acceptance", "drafted", "tokens"),
+    [(0.0, 5, 1.0), (1.0, 5, 6.0), (0.5, 1, 1.5), (0.8, 5, 3.68928), (0.6, 3, 2.176)],
+)
+def test_a_step_yields_a_geometric_series(acceptance: float, drafted: int, tokens: float) -> None:
+    assert expected_tokens(acceptance, drafted) == pytest.approx(tokens)
+
+
+@given(st.floats(0, 1), st.integers(0, 12))
+def test_the_closed_form_is_the_sum_of_its_terms(acceptance: float, drafted: int) -> None:
+    """The token behind the k-th accepted one is there with probability a^k."""
+    terms = sum(acceptance**k for k in range(drafted + 1))
+    assert expected_tokens(acceptance, drafted) == pytest.approx(terms, rel=1e-9)
+
+
+def test_rolling_dice_yields_as_many_tokens() -> None:
+    rng = random.Random(5)
+    acceptance, drafted, steps = 0.7, 4, 40_000
+    tokens = 0
+    for _ in range(steps):
+        tokens += 1
+        for _ in range(drafted):
+            if rng.random() >= acceptance:
+                break
+            tokens += 1
+    assert tokens / steps == pytest.approx(expected_tokens(acceptance, drafted), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "drafted", "draft_cost", "times"),
+    [(0.6, 2, 0.02, 1.88), (0.8, 5, 0.02, 3.35), (0.9, 10, 0.02, 5.72), (0.8, 5, 0.1, 2.46)],
+)
+def test_tokens_come_as_many_times_faster_as_the_formula_says(
+    acceptance: float, drafted: int, draft_cost: float, times: float
+) -> None:
+    assert speedup(acceptance, drafted, draft_cost=draft_cost) == pytest.approx(times, abs=0.01)
+
+
+def test_a_full_batch_pays_for_checking_and_then_drafting_may_lose() -> None:
+    assert step_cost(4, draft_cost=0.05) == pytest.approx(1.2)
+    assert step_cost(4, draft_cost=0.05, verify_cost=3.0) == pytest.approx(3.2)
+    assert speedup(0.7, 4, draft_cost=0.05) > 2
+    assert speedup(0.7, 4, draft_cost=0.05, verify_cost=5.0) < 1
+
+
+def test_without_drafting_nothing_changes() -> None:
+    assert speedup(0.9, 0, draft_cost=0.5) == 1.0
+
+
+@given(st.floats(0, 0.99), st.floats(0.001, 1))
+def test_the_best_number_is_the_best_of_all(acceptance: float, draft_cost: float) -> None:
+    gains = [speedup(acceptance, drafted, draft_cost=draft_cost) for drafted in range(17)]
+    assert gains[best_draft_length(acceptance, draft_cost=draft_cost)] == pytest.approx(max(gains))
+
+
+def test_drafting_that_costs_more_than_it_is_accepted_does_not_pay() -> None:
+    assert best_draft_length(0.2, draft_cost=0.3) == 0
+    assert best_draft_length(0.99, draft_cost=0.01) == 16
+
+
+@pytest.mark.parametrize(("acceptance", "drafted"), [(-0.1, 1), (1.1, 1), (0.5, -1)])
+def test_senseless_figures_are_refused(acceptance: float, drafted: int) -> None:
+    with pytest.raises(ValueError, match="expected 0 to 1, at least 0"):
+        expected_tokens(acceptance, drafted)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.perf.step_timing import StepBatch
+from baton.planner.problem import SloClass
+from baton.planner.rates.arrivals import TrafficSampler
 from baton.planner.rates.closed_form import (
     MeanRequest,
     ServiceTime,
@@ -20,7 +23,13 @@ from baton.planner.rates.closed_form import (
     prefill_rate,
     prefill_s,
 )
+from baton.planner.rates.measure import highest_rate
+from baton.planner.rates.trials import DutyRequirement, Trial, evaluate_trial
+from baton.planner.shapes.space import Duty
+from baton.simulator.outcome import Objectives, Outcome
 from baton.simulator.v1.settings import V1Settings
+from baton.simulator.workloads.presets import synthetic
+from baton.simulator.workloads.trace import Trace, TraceRequest
 
 WEIGHTS_BYTES = 70.6e9
 KV_TOKEN_BYTES = 327_680
@@ -221,3 +230,283 @@ def test_the_tail_of_the_wait_is_kingmans() -> None:
     service = ServiceTime.from_times([0.2, 0.2])
 
     assert service.rate_within(0.2 * 1.6094, 0.9) == pytest.approx(0.5 / 0.2, rel=1e-3)
+
+
+# ---------- samples of traffic: their rate, their lengths, and what stays shared
+CONV = synthetic("conv", rate_per_s=10, duration_s=200)
+PAUSED = Trace(
+    name="paused",
+    requests=tuple(TraceRequest(at_s, 100, 10) for at_s in (*(n / 100 for n in range(999)), 1e4)),
+)
+"""All but one at the beginning: about 0.1 a second in the mean."""
+
+
+@pytest.mark.parametrize("rate", [0.5, 3.0, 10.0, 47.0, 400.0])
+def test_a_sample_has_the_rate_and_about_the_number_that_were_asked_for(rate: float) -> None:
+    sample = TrafficSampler(CONV).sample(rate, 2_000)
+
+    assert len(sample) == pytest.approx(2_000, rel=0.1)
+    assert sample.rate_per_s == pytest.approx(rate, rel=0.1)
+    assert sample.requests[0].at_s >= 0
+
+
+def test_a_sample_has_the_lengths_of_the_trace() -> None:
+    sample = TrafficSampler(CONV).sample(50.0, 4_000)
+    mean = sum(request.prompt_tokens for request in sample.requests) / len(sample)
+    whole = sum(request.prompt_tokens for request in CONV.requests) / len(CONV)
+
+    assert mean == pytest.approx(whole, rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_sample_and_another_another() -> None:
+    assert TrafficSampler(CONV, 1).sample(5.0, 300) == TrafficSampler(CONV, 1).sample(5.0, 300)
+    assert TrafficSampler(CONV, 1).sample(5.0, 300) != TrafficSampler(CONV, 2).sample(5.0, 300)
+
+
+def test_a_little_more_rate_adds_requests_and_takes_none_away() -> None:
+    sparse, dense = (TrafficSampler(CONV).sample(rate, 500) for rate in (4.0, 4.4))
+    end_s = min(sparse.requests[-1].at_s, dense.requests[-1].at_s)
+    kept = [
+        {request for request in each.requests if request.at_s <= end_s} for each in (sparse, dense)
+    ]
+
+    assert kept[0] < kept[1]
+
+
+def test_a_trace_that_is_too_short_begins_anew_with_prompts_of_its_own() -> None:
+    short = Trace(
+        name="short",
+        requests=tuple(TraceRequest(float(n), 1024, 10, (n, n + 100), f"s{n}") for n in range(10)),
+    )
+    sample = TrafficSampler(short).sample(1.0, 45)
+    blocks = [block for request in sample.requests for block in request.block_ids]
+
+    assert len(sample) == pytest.approx(45, abs=3)
+    assert len(set(blocks)) == len(blocks)
+    assert len({request.session_id for request in sample.requests}) == len(sample)
+
+
+def test_copies_share_nothing_but_what_they_shared_within() -> None:
+    twice = Trace(
+        name="twice",
+        requests=tuple(TraceRequest(n / 10, 1024, 10, (7, n)) for n in range(1_000)),
+    )
+    sample = TrafficSampler(twice).sample(19.0, 100)  # two copies, neither of which ends
+
+    assert len({request.block_ids[0] for request in sample.requests}) == 2
+
+
+def test_half_a_conversation_is_never_drawn() -> None:
+    chat = synthetic("chat", rate_per_s=10, duration_s=300)
+    sample = TrafficSampler(chat).sample(3.0, 300)
+    whole, drawn = gaps(chat), gaps(sample)
+
+    assert sum(map(bool, drawn.values())) > 10
+    for session, waits in drawn.items():
+        every = whole[session.partition("/")[0]]
+        starts = range(len(every) - len(waits) + 1)
+        assert any(every[at : at + len(waits)] == waits for at in starts), "a turn is missing"
+
+
+def test_where_whole_sessions_are_too_few_for_a_rate_single_requests_are_drawn() -> None:
+    three = Trace(
+        name="three",
+        requests=tuple(TraceRequest(n / 10, 100, 10, session_id=f"s{n % 3}") for n in range(3_000)),
+    )
+    samples = [TrafficSampler(three, seed).sample(2.0, 400) for seed in range(8)]
+
+    assert all(len(sample) == pytest.approx(400, rel=0.2) for sample in samples)
+
+
+def test_a_pause_that_no_request_arrives_in_is_an_empty_sample() -> None:
+    assert not TrafficSampler(PAUSED).sample(0.1, 20).requests
+
+
+def gaps(trace: Trace) -> dict[str, list[float]]:
+    """The times between the turns of each session."""
+    times: dict[str, list[float]] = {}
+    for request in trace.requests:
+        times.setdefault(str(request.session_id), []).append(request.at_s)
+    return {
+        session: [round(later - earlier, 6) for earlier, later in pairwise(each)]
+        for session, each in times.items()
+    }
+
+
+def test_scaled_traffic_keeps_arrivals_and_what_is_shared() -> None:
+    longer = TrafficSampler(CONV).scaled(prompts=2.0, outputs=0.5).trace
+
+    assert [request.at_s for request in longer.requests] == [
+        request.at_s for request in CONV.requests
+    ]
+    assert longer.requests[5].prompt_tokens == 2 * CONV.requests[5].prompt_tokens
+    assert longer.requests[5].output_tokens == max(1, round(CONV.requests[5].output_tokens / 2))
+
+
+# ---------- how a run is judged: who counts, what each duty is held to, and which class decides
+AIMS = Objectives(ttft_s=1.0, tpot_s=0.1)
+CLASS = SloClass(objectives=AIMS, attainment=0.81)
+
+
+def outcome(ttft_s: float = 0.5, tpot_s: float = 0.05, *, ok: bool = True) -> Outcome:
+    return Outcome(0.0, 100, 20, 10 if ok else 0, ttft_s, tpot_s, 2.0, ok)
+
+
+def judged(outcomes: list[Outcome], *, duty: Duty = Duty.BOTH, spent_s: float = 0.0) -> Trial:
+    requests = [TraceRequest(float(n), 100, 10) for n in range(len(outcomes))]
+    return evaluate_trial(
+        1.0, requests, outcomes, (CLASS,), DutyRequirement(duty=duty, elsewhere_s=spent_s)
+    )
+
+
+def test_requests_that_found_an_empty_engine_do_not_count() -> None:
+    trial = judged([outcome(ttft_s=9.0)] * 10 + [outcome()] * 20)
+
+    assert trial.attainment == 1
+    assert trial.requests == 20
+
+
+def test_a_run_holds_when_the_share_that_is_wanted_meets_everything() -> None:
+    late = [outcome(ttft_s=1.1)] * 3 + [outcome(tpot_s=0.2)] * 3
+    trial = judged([outcome()] * 15 + [outcome()] * 24 + late)
+
+    assert trial.attainment == pytest.approx(24 / 30)
+    assert not trial.holds
+    assert trial.late_first_token_fraction == pytest.approx(3 / 30)
+    assert trial.slow_stream_fraction == pytest.approx(3 / 30)
+    assert trial.cached_fraction == pytest.approx(0.2)
+
+
+def test_a_request_without_output_is_late() -> None:
+    trial = judged([outcome()] * 10 + [outcome(float("inf"), ok=False)] * 20)
+
+    assert trial.attainment == 0
+    assert trial.late_first_token_fraction == 1
+
+
+def test_prefill_is_held_to_what_the_rest_of_the_way_leaves_of_the_first_token() -> None:
+    held = DutyRequirement(duty=Duty.PREFILL, elsewhere_s=0.4)
+
+    assert held.limits(AIMS) == Objectives(ttft_s=0.6)
+    assert DutyRequirement(duty=Duty.PREFILL, elsewhere_s=2.0).limits(AIMS).ttft_s == pytest.approx(
+        0, abs=1e-6
+    )
+
+
+def test_decode_is_held_to_the_stream_and_to_a_place_in_the_batch() -> None:
+    assert DutyRequirement(duty=Duty.DECODE, elsewhere_s=0.5).limits(AIMS) == Objectives(
+        ttft_s=0.5, tpot_s=0.1
+    )
+
+
+def test_two_duties_miss_independently() -> None:
+    assert DutyRequirement(duty=Duty.PREFILL).required_attainment(0.81) == pytest.approx(0.9)
+    assert DutyRequirement(duty=Duty.BOTH).required_attainment(0.81) == 0.81
+
+
+def test_without_a_ttft_objective_the_limit_is_finite() -> None:
+    limits = DutyRequirement(duty=Duty.BOTH).limits(Objectives(tpot_s=0.1))
+
+    assert limits == Objectives(ttft_s=30.0, tpot_s=0.1)
+
+
+def test_the_class_that_is_furthest_from_its_target_decides() -> None:
+    strict = SloClass(name="strict", objectives=AIMS, attainment=0.9)
+    loose = SloClass(objectives=Objectives(ttft_s=5.0, tpot_s=1.0), attainment=0.5)
+    requests = [
+        TraceRequest(float(n), 100, 10, slo_class="strict" if n % 2 else None) for n in range(60)
+    ]
+    outcomes = [outcome(ttft_s=2.0)] * 60
+    trial = evaluate_trial(
+        1.0, requests, outcomes, (loose, strict), DutyRequirement(duty=Duty.BOTH)
+    )
+
+    assert trial.attainment == 0
+    assert trial.margin == pytest.approx(-0.9)
+
+
+def test_an_outcome_is_missing() -> None:
+    with pytest.raises(ValueError, match="1 outcomes for 2 requests"):
+        evaluate_trial(
+            1.0,
+            [TraceRequest(0.0, 1, 1)] * 2,
+            [outcome()],
+            (CLASS,),
+            DutyRequirement(duty=Duty.BOTH),
+        )
+
+
+def queueing(growth: float, *, seconds: int, base_s: float = 0.1) -> Trial:
+    """Ten requests a second, each waiting so many seconds longer per second."""
+    outcomes = [
+        outcome(base_s + growth * n / 10)._replace(arrived_at_s=n / 10) for n in range(10 * seconds)
+    ]
+    return judged(outcomes)
+
+
+def test_a_queue_that_grows_does_not_hold_even_while_it_is_not_late_yet() -> None:
+    trial = queueing(0.1, seconds=6)
+
+    assert trial.attainment == 1
+    assert trial.wait_grows
+    assert not trial.holds
+
+
+def test_a_wait_that_stays_or_gets_shorter_holds() -> None:
+    assert queueing(0.0, seconds=6).holds
+    assert queueing(0.03, seconds=6).holds
+    assert queueing(-0.1, seconds=6, base_s=0.9).holds
+
+
+def test_in_a_long_run_the_objective_itself_tells() -> None:
+    trial = queueing(0.05, seconds=40)
+
+    assert not trial.wait_grows
+    assert trial.attainment < 0.81
+
+
+def test_one_long_prompt_at_the_end_is_no_queue() -> None:
+    outcomes = [outcome(0.1)._replace(arrived_at_s=n / 10) for n in range(60)]
+    outcomes[-1] = outcomes[-1]._replace(ttft_s=0.9)
+
+    assert judged(outcomes).holds
+
+
+# ---------- the search for the highest rate that holds
+@given(st.floats(0.01, 1e4), st.floats(0.01, 100).map(lambda far: far), st.floats(0.005, 0.2))
+def test_the_edge_lies_between_the_two_rates(edge: float, far: float, precision: float) -> None:
+    low, high = highest_rate(lambda rate: rate <= edge, edge * far, precision=precision)
+
+    assert low <= edge < high
+    assert high <= low * (1 + precision) * (1 + 1e-9)
+
+
+def test_nothing_holds_anywhere_near() -> None:
+    low, high = highest_rate(lambda _rate: False, 10.0, precision=0.1)
+
+    assert low == 0
+    assert high < 0.1
+
+
+def test_everything_holds_as_far_as_was_tried() -> None:
+    low, high = highest_rate(lambda _rate: True, 10.0, precision=0.1)
+
+    assert low > 1_000
+    assert high == float("inf")
+
+
+def test_few_rates_are_tried_near_a_good_guess() -> None:
+    tried: list[float] = []
+
+    def holds(rate: float) -> bool:
+        tried.append(rate)
+        return rate <= 1.05
+
+    highest_rate(holds, 1.0, precision=0.03)
+
+    assert len(tried) <= 5
+
+
+def test_a_guess_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected more than 0"):
+        highest_rate(lambda _rate: True, 0.0, precision=0.1)

@@ -17,7 +17,7 @@ from baton.planner.verify import FleetTask, measure_fleet, run_fleet
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.planner.shapes import instance
-from tests.planner.test_arrivals import PAUSED
+from tests.planner.test_rates import PAUSED
 
 HELD = Objectives(ttft_s=1.0, tpot_s=0.05)
 EFFORT = SearchEffort(max_requests=60, min_requests=20, precision=0.2, max_simulated_replicas=2)

@@ -256,12 +256,6 @@ def test_quantiles_are_those_of_the_last_pulls() -> None:
     assert learned.p99_s == pytest.approx(0.127)
 
 
-def test_quantiles_are_none_before_the_first_pull() -> None:
-    links = book()
-    links.record_probe_success("p0", "d0", 0.0)
-    assert (row(links).p50_s, row(links).p99_s) == (None, None)
-
-
 # -------------------------------------------------------------------- flows
 
 
@@ -289,17 +283,6 @@ def test_flows_that_share_an_end_share_its_bandwidth(
     for number, pair in enumerate(pairs):
         begin(links, f"f{number}", pair, moved_bytes)
     assert seconds(links, 100 * MB) == pytest.approx(0.002 + pull_s)
-
-
-def test_a_flow_that_ended_costs_nothing_and_ends_once() -> None:
-    links = book()
-    begin(links, "f", ("p0", "d1"), 500 * MB)
-    begin(links, "f", ("p0", "d1"), 300 * MB)
-    links.end_transfer("f", 1.0)
-    links.end_transfer("f", 1.0)
-    links.end_transfer("never there", 1.0)
-    links.check_integrity()
-    assert seconds(links, 100 * MB) == pytest.approx(0.012)
 
 
 def test_what_was_counted_while_flows_shared_a_nic_teaches_the_unshared_bandwidth() -> None:
@@ -514,14 +497,6 @@ def test_the_bytes_of_a_probe_are_not_taken_for_setup() -> None:
     for _ in range(2):
         links.record_probe_success("p0", "d0", 1.0, elapsed_s=0.05, moved_bytes=100 * MB)
     assert seconds(links, 0) == pytest.approx(0.04)
-
-
-def test_what_the_engine_counts_replaces_what_probes_took() -> None:
-    links = book()
-    for _ in range(2):
-        links.record_probe_success("p0", "d0", 1.0, elapsed_s=0.5)
-    teach(links, Puller(0.02, 1e9))
-    assert seconds(links, 0) == pytest.approx(0.02, rel=0.1)
 
 
 # -------------------------------------------------------------------- membership

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
 
 import pytest
 
 from baton.control.state.limits import CoordinatorLimits
+from baton.domain.cache import CacheChangeKind, unpack_hashes
 from baton.domain.errors import NoCapacity, RequestInvalid
-from baton.domain.handoff import RouteReason
+from baton.domain.events import CacheChanged, LinksReported, SideChannelChecked
+from baton.domain.fleet import LinkTotals
+from baton.domain.handoff import HandoffMode, RouteReason
+from baton.domain.names.addresses import parse_address
 from baton.domain.request import LocalOnlyReason, Phase, Request
-from baton.engine.sim import expected_tokens
+from baton.engine.sim import SimSettings, expected_tokens
 from baton.policy.placement.port import Disaggregate
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.policy.resilience.circuit_breakers import CircuitState
+from baton.runtime.process.sockets import create_bound_socket
 from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
+from tests.fakes.machine import require_ipv6
 
 EARLY_OR_LATE = pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
 """Whether whoever prefills gives the first token."""
@@ -241,3 +249,145 @@ async def test_a_prompt_that_no_engine_has_room_for_is_answered_as_such() -> Non
         assert isinstance(error, RequestInvalid)
         assert f"has {most + 3} tokens, expected fewer than {most}" in str(error)
         assert len(fleet.clients.records["long"].legs) == 1
+
+
+# ---------- what simulated engines say of their caches and transfers, over the real link
+def told(fleet: Fleet, replica_id: str) -> set[int]:
+    """The blocks that a replica has said it stored."""
+    return {
+        block
+        for event in fleet.events
+        if isinstance(event, CacheChanged) and event.replica_id == replica_id
+        for change in event.update.changes
+        if change.kind is CacheChangeKind.STORED
+        for block in unpack_hashes(change.packed_hashes)
+    }
+
+
+async def test_both_replicas_of_a_handoff_tell_that_they_hold_the_prompt() -> None:
+    async with running_fleet() as fleet:
+        request = fleet.send_request("r", prompt_tokens=64)
+        root = chain_root(model="tiny", block_size_tokens=ENGINE.block_size_tokens)
+        hashes = chain_hashes(root, request.prompt_token_ids, ENGINE.block_size_tokens)
+        for name in ("p0", "d0"):
+            await fleet.wait_until(lambda name=name: set(hashes) <= told(fleet, name))  # type: ignore[misc]
+
+
+async def test_the_pulling_replica_tells_from_where_and_how_much() -> None:
+    async with running_fleet() as fleet:
+        fleet.send_request("r", prompt_tokens=64)
+        await fleet.wait_until(lambda: any(isinstance(e, LinksReported) for e in fleet.events))
+        (reported,) = [e for e in fleet.events if isinstance(e, LinksReported)]
+        assert reported.replica_id == "d0"
+        (link,) = reported.links
+        assert (link.source_id, link.pulls, link.failures) == ("p0", 1, 0)
+        assert link.moved_bytes == 64 // ENGINE.block_size_tokens * ENGINE.kv_block_bytes
+        assert isinstance(link, LinkTotals)
+
+
+def checks(fleet: Fleet) -> list[bool]:
+    return [event.is_reachable for event in fleet.events if isinstance(event, SideChannelChecked)]
+
+
+async def test_a_decode_replica_can_tell_a_live_side_channel_from_a_dead_one() -> None:
+    async with running_fleet(prefill=2) as fleet:
+        for name, alive in (("p0", True), ("p1", False)):
+            address = fleet.driver.fleet().replicas[name].facts.side_channel
+            if not alive:
+                fleet.engines[name].die()
+            before = len(checks(fleet))
+            fleet.link.check_side_channel("d0", name, address)
+            await fleet.wait_until(lambda n=before: len(checks(fleet)) > n)  # type: ignore[misc]
+            assert checks(fleet)[-1] is alive
+
+
+async def test_a_leg_that_waits_to_pull_does_not_pass_for_a_failed_transfer() -> None:
+    settings = replace(ENGINE, transfer_setup_s=0.3, max_pulls=1)
+    limits = CoordinatorLimits(transfer_deadline_s=1.0)  # the last one waits for longer than that
+    async with running_fleet(settings=settings, limits=limits) as fleet:
+        for n in range(5):
+            fleet.send_request(f"r{n}", prompt_tokens=20 + n)
+        await fleet.clients.wait_ended(5)
+        for record in fleet.clients.records.values():
+            assert record.outcome is Phase.FINISHED
+            assert [route.mode for route in record.routes] == [HandoffMode.PULL]
+        assert fleet.engines["d0"].load().transfers.pulls == 5
+        await fleet.wait_freed()
+
+
+# ---------- a fleet whose link and side channels are at addresses of IPv6
+@pytest.fixture(autouse=True)
+def _needs_ipv6() -> None:
+    require_ipv6()
+
+
+def at_address(host: str) -> SimSettings:
+    return replace(ENGINE, side_channel_host=host)
+
+
+@pytest.mark.parametrize("at", ["::1", "::ffff:127.0.0.1"])
+async def test_blocks_and_tokens_move_over_addresses_of_ipv6(at: str) -> None:
+    async with running_fleet(prefill=1, decode=1, settings=at_address(at)) as fleet:
+        for host in fleet.hosts.values():
+            assert host.address.startswith("tcp://[")
+            assert host.facts is not None
+            assert parse_address(host.facts.side_channel).host == at
+        request = fleet.send_request("r")
+        await fleet.clients.wait_ended(1)
+        record = fleet.clients.records["r"]
+        assert (record.outcome, record.routes[-1].mode) == (Phase.FINISHED, HandoffMode.PULL)
+        assert fleet.engines["d0"].load().transfers.pulls == 1
+        assert fleet.clients.tokens["r"] == list(
+            expected_tokens(request.prompt_token_ids, 16, model="tiny", settings=ENGINE)
+        )
+        await fleet.wait_freed()
+
+
+async def test_side_channels_at_addresses_of_ipv6_are_checked() -> None:
+    async with running_fleet(prefill=1, decode=1, settings=at_address("::1")) as fleet:
+        facts = fleet.hosts["p0"].facts
+        assert facts is not None
+        await fleet.engines["d0"].check_side_channel("p0", facts.side_channel, 5.0)
+
+
+@pytest.mark.parametrize("host", ["::", "::ffff:0.0.0.0"])
+def test_who_listens_everywhere_is_reached_by_ipv4_too(host: str) -> None:
+    with create_bound_socket(host, 0) as made:
+        made.listen()
+        port = made.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), 5):
+            pass
+
+
+def test_a_port_of_ipv6_that_somebody_has_is_not_given_twice() -> None:
+    with create_bound_socket("::1", 0) as made:
+        made.listen()
+        port = made.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            create_bound_socket("::1", port)
+
+
+# ---------- a drain over the real link: what takes too long there goes on elsewhere
+SOON = CoordinatorLimits(drain_timeout_s=0.05, max_drain_migrations=2)
+
+
+async def test_streams_leave_a_replica_that_drains_and_have_the_tokens_that_were_due() -> None:
+    async with running_fleet(
+        prefill=0, decode=2, limits=SOON, disaggregate=Disaggregate.NEVER
+    ) as fleet:
+        asked = [fleet.send_request(f"r{number}", max_tokens=600) for number in range(6)]
+        tokens, records = fleet.clients.tokens, fleet.clients.records
+        await fleet.clients.wait_until(
+            lambda: all(tokens.get(request.request_id) for request in asked)
+        )
+        fleet.hosts["d0"].drain()
+        await asyncio.wait_for(fleet.hosts["d0"].drained.wait(), 10.0)
+        await fleet.clients.wait_ended(6)
+        assert not fleet.clients.errors
+        assert {record.outcome for record in records.values()} == {Phase.FINISHED}
+        moved = [record for record in records.values() if record.resumes]
+        assert {record.routes[-1].decode_replica_id for record in moved} == {"d1"}
+        for request in asked:
+            due = expected_tokens(request.prompt_token_ids, 600, model="tiny", settings=ENGINE)
+            assert tokens[request.request_id] == list(due)
+        await fleet.wait_freed()

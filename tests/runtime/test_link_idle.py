@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -14,6 +18,7 @@ from baton.policy.prefix_cache.index import IndexOptions
 from baton.policy.resilience.liveness import IDLE_GRACE_S
 from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
+from baton.runtime.link.liveness import HeartbeatMonitor
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import ReplicaHost
 from tests.fakes.link_rig import (
@@ -205,3 +210,172 @@ async def test_a_replica_bears_with_a_coordinator_for_as_long_as_that_bears_with
         (session,) = host._server._sessions.values()
         late_s = asyncio.get_running_loop().time() + BY_HAND.heartbeat_timeout_s + 1
         assert session.heartbeat_monitor.expired(late_s, stalled=False) is not rests
+
+
+# ---------- when a peer that says nothing is given up
+LIVENESS_S = 2.0
+BEAT_S = 0.25
+REST_S = 1.75
+
+
+def given_up_after_s(stall_s: float) -> float:
+    """How long a dead peer lives on where each look is late by as much."""
+    silence, now_s = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S), 0.0
+    while True:
+        now_s += BEAT_S + stall_s
+        if silence.expired(now_s, stalled=stall_s > 0):
+            return now_s
+
+
+def test_a_silent_peer_is_given_up_after_its_liveness() -> None:
+    assert LIVENESS_S < given_up_after_s(0.0) <= LIVENESS_S + BEAT_S
+
+
+def test_whoever_says_something_is_not_given_up() -> None:
+    silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
+    for look in range(100):
+        silence.beat(look * 1.9)
+        assert not silence.expired((look + 1) * 1.9, stalled=False)
+
+
+@pytest.mark.parametrize("stall_s", [0.3, 0.5, 1.0])
+def test_a_dead_peer_is_given_up_where_every_look_is_late_too(stall_s: float) -> None:
+    assert LIVENESS_S < given_up_after_s(stall_s) <= 1.5 * LIVENESS_S + BEAT_S + stall_s
+
+
+def test_a_process_that_did_not_run_gives_its_peers_time_to_be_heard() -> None:
+    silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
+    assert not silence.expired(60.0, stalled=True)
+    assert not silence.expired(60.9, stalled=False)
+    silence.beat(60.95)
+    assert not silence.expired(120.0, stalled=True), "anew, since it was heard"
+    assert silence.expired(121.1, stalled=False)
+
+
+def test_who_rests_may_be_silent_for_longer() -> None:
+    silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
+    silence.set_idle()
+    assert not silence.expired(LIVENESS_S + REST_S, stalled=False)
+    assert silence.expired(LIVENESS_S + REST_S + 0.1, stalled=False)
+
+
+def test_another_word_does_not_end_a_rest_but_work_does() -> None:
+    silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
+    silence.set_idle()
+    silence.beat(1.0)
+    assert not silence.expired(1.0 + LIVENESS_S + REST_S, stalled=False)
+    silence.set_busy(2.0)
+    silence.set_busy(3.0)  # more work is no word of its
+    assert not silence.expired(2.0 + LIVENESS_S, stalled=False)
+    assert silence.expired(2.1 + LIVENESS_S, stalled=False)
+
+
+def test_what_was_not_said_at_rest_is_no_silence() -> None:
+    silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
+    silence.set_idle()
+    silence.set_busy(3.5)  # half of its liveness is left
+    assert not silence.expired(REST_S + LIVENESS_S, stalled=False)
+    assert silence.expired(REST_S + LIVENESS_S + 0.1, stalled=False)
+
+
+def test_who_rests_gets_its_time_to_be_heard_too() -> None:
+    silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
+    silence.set_idle()
+    assert not silence.expired(60.0, stalled=True)
+    assert not silence.expired(60.9, stalled=True)
+    assert silence.expired(61.1, stalled=True), "once in a silence"
+
+
+# --------------------------------------------------------------------------- turns of connections
+LINK_TURNS_BEAT_S = 1.0
+
+
+@dataclass
+class ByHand:
+    """A loop whose clock is moved by hand, and that runs what is due when it is told to."""
+
+    now_s: float = 100.0
+    due_at_s: float = 0.0
+    due: Callable[[], None] = field(default=lambda: None)
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, at_s: float, what: Callable[[], None]) -> asyncio.Handle:
+        self.due_at_s, self.due = at_s, what
+        return asyncio.Handle(what, (), asyncio.get_running_loop())
+
+    def run(self, *, late_s: float = 0.0) -> None:
+        self.now_s = self.due_at_s + late_s
+        self.due()
+
+
+@dataclass
+class Seen:
+    """A connection that keeps when it had its turn, and whether it was excused."""
+
+    replica_id: str
+    turns: list[tuple[float, bool]] = field(default_factory=list)
+
+    def tick(self, now_s: float, *, stalled: bool) -> None:
+        self.turns.append((now_s, stalled))
+
+
+@dataclass
+class Fleet:
+    """A client with connections that are not there."""
+
+    loop: ByHand
+    seen: list[Seen]
+
+    def excuses(self) -> Counter[int]:
+        return Counter(sum(stalled for _, stalled in listener.turns) for listener in self.seen)
+
+
+@pytest.fixture
+async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
+    client = LinkClient(
+        "c", lambda _event: None, options=LinkOptions(heartbeat_interval_s=LINK_TURNS_BEAT_S)
+    )
+    client._timer.cancel()
+    loop, replicas = ByHand(), [Seen(f"r{number}") for number in range(request.param)]
+    whole: Any = client
+    real, whole._loop = client._loop, loop
+    whole._connections = {replica.replica_id: replica for replica in replicas}
+    whole._tick_due_at_s = loop.now_s
+    client._tick()
+    yield Fleet(loop, replicas)
+    whole._loop, whole._connections = real, {}
+    await client.close()
+
+
+@pytest.mark.parametrize("fleet", [1, 32, 33, 100, 1000], indirect=True)
+async def test_each_has_one_turn_in_a_beat_and_few_at_a_time(fleet: Fleet) -> None:
+    while fleet.loop.due_at_s < 105.0 - 1e-6:
+        fleet.loop.run()
+    at_once = Counter(at_s for listener in fleet.seen for at_s, _ in listener.turns)
+    assert max(at_once.values()) <= 32
+    for listener in fleet.seen:
+        times = [at_s for at_s, _ in listener.turns]
+        assert len(times) == 5
+        assert all(b - a == pytest.approx(LINK_TURNS_BEAT_S) for a, b in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize("fleet", [1, 33, 1000], indirect=True)
+async def test_after_a_stall_of_this_process_each_is_excused_for_one_turn(fleet: Fleet) -> None:
+    for _ in range(40):
+        fleet.loop.run()
+    assert fleet.excuses() == {0: len(fleet.seen)}
+    fleet.loop.run(late_s=1.5 * LINK_TURNS_BEAT_S)
+    for _ in range(100):
+        fleet.loop.run()
+    assert fleet.excuses() == {1: len(fleet.seen)}
+
+
+@pytest.mark.parametrize("fleet", [1000], indirect=True)
+async def test_a_loop_with_long_turns_beats_as_often(fleet: Fleet) -> None:
+    # A round has 32 parts; here each begins two and a half parts late.
+    while fleet.loop.due_at_s < 105.0:
+        fleet.loop.run(late_s=2.5 * LINK_TURNS_BEAT_S / 32)
+    assert {len(listener.turns) for listener in fleet.seen} <= {4, 5, 6}
+    assert fleet.excuses() == {0: len(fleet.seen)}

@@ -22,7 +22,7 @@ from baton.runtime.link.options import LinkOptions
 from baton.runtime.process.clock import MonotonicClock
 from baton.simulator.scenario import simulate
 from tests.fakes.fleet_rig import Fleet
-from tests.simulator.test_hot_prefixes import SLOW, SPLIT, Load, configured
+from tests.simulator.test_placement import SLOW, SPLIT, Load, configured
 
 
 def simulated_share(load: Load, config: DeploymentConfig) -> float:

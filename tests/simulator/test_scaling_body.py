@@ -19,6 +19,8 @@ from baton.policy.scaling.actions import (
     StopReplicas,
 )
 from baton.policy.scaling.observation import Observation
+from baton.simulator.fleet.fleet import VirtualFleet
+from baton.simulator.fleet.membership import Membership
 from baton.simulator.fleet.scaling_log import Direction, ScalingChange, count_reversals
 from baton.simulator.scenario import PoolPlan, Scenario, Simulation, SimulationResult, simulate
 from baton.simulator.workloads.trace import Trace, TraceRequest
@@ -96,6 +98,19 @@ def test_a_stopped_replica_is_paid_for_until_it_has_ended_what_it_has() -> None:
     assert seen[1].pools["mixed"].starting == 0
     assert [outcome.ok for outcome in got.outcomes] == [True, True]
     assert got.replica_seconds["mixed"] > got.ended_at_s + 4.0
+
+
+def test_a_killed_replica_is_gone_and_paid_for_no_longer() -> None:
+    fleet = VirtualFleet()
+    members = Membership(fleet, [pool(Role.MIXED, 2)], model="sim")
+    members.join_initial(since_s=0.0)
+    fleet.run(until_s=3.0)
+    victim = fleet.replicas["mixed-0"]
+    members.kill("mixed-0")
+    fleet.run(until_s=5.0)
+    assert not victim.is_alive
+    assert list(fleet.replicas) == ["mixed-1"]
+    assert members.replica_seconds() == {"mixed": 3.0 + 5.0}
 
 
 def test_a_flip_changes_who_has_the_least_to_do_and_restarts_nobody() -> None:

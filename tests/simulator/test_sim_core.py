@@ -13,6 +13,7 @@ from baton.domain.value import evolve
 from baton.engine.sim import OnTransferFailure, expected_tokens
 from baton.engine.sim.engine import UnreadableKvHandleError, decode_kv_handle
 from baton.simulator.engine.commands import CancelFetch, FreeSource, StartPull
+from baton.simulator.engine.meters import EngineMeters, PullMeter
 from tests.simulator.cores import (
     PROMPT,
     SETTINGS,
@@ -92,16 +93,6 @@ def test_running_legs_are_served_before_newcomers() -> None:
     assert step is not None
     assert (step.decode_requests, step.prefill_tokens) == (1, 15)
     assert [output.leg_id for output in core.finish_step(0.0)] == ["old"]
-
-
-def test_no_more_legs_run_at_once_than_may() -> None:
-    core = new_core(replace(SETTINGS, max_running_requests=2))
-    for n in range(3):
-        core.add(local_leg(str(n), (5 + n,) * 3, max_tokens=2))
-    step = core.begin_step(0.0)
-    assert step is not None
-    assert core.load().running_requests == 2
-    assert core.load().queued_requests == 1
 
 
 def test_a_step_takes_the_time_of_its_tokens() -> None:
@@ -338,3 +329,29 @@ def test_aborting_a_finished_prefill_leg_leaves_its_lease() -> None:
     run_prefill(core, "p")
     core.abort(["p"])
     assert core.is_leased("p", 1.0)
+
+
+# --------------------------------------------------------------------------- meters
+def test_pulls_are_counted_in_all_and_by_their_source() -> None:
+    meter = PullMeter()
+    meter.record_pull("a", moved_bytes=10, duration_s=0.5)
+    meter.record_pull("b", moved_bytes=4, duration_s=0.25)
+    meter.record_pull("a", moved_bytes=1, duration_s=0.25)
+    meter.record_pull_failure("b")
+    meter.record_expired_leases(2)
+
+    a, b = meter.links
+    assert (a.source_id, a.pulls, a.moved_bytes, a.busy_s, a.failures) == ("a", 2, 11, 0.75, 0)
+    assert (b.source_id, b.pulls, b.moved_bytes, b.busy_s, b.failures) == ("b", 1, 4, 0.25, 1)
+    totals = meter.transfers
+    assert (totals.pulls, totals.moved_bytes, totals.busy_s) == (3, 15, 1.0)
+    assert (totals.failures, totals.expired_leases) == (1, 2)
+
+
+def test_the_first_step_is_its_own_average_and_later_ones_move_it() -> None:
+    meters = EngineMeters()
+    meters.record_step(1.0, prefill_tokens=8, decode_tokens=0, context_tokens=0)
+    meters.record_step(2.0, prefill_tokens=0, decode_tokens=3, context_tokens=30)
+
+    assert meters.step_s == 1.2
+    assert meters.steps == (2, 3.0, 8, 3, 30, 1, 1)

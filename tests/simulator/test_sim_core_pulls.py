@@ -10,7 +10,6 @@ from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure
 from baton.simulator.engine.commands import FreeSource, StartPull
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.settings import SettingInvalid
 from tests.simulator.cores import (
     PROMPT,
     SETTINGS,
@@ -102,11 +101,6 @@ def test_a_leg_that_is_aborted_while_it_waits_frees_its_source_and_never_pulls()
     core.pull_done("d0", blocks=4, duration_s=0.1, source_kept=True)
     run_until_idle(core)
     assert pulls(core) == []
-
-
-def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(SettingInvalid, match="max_pulls is 0, expected at least 1"):
-        replace(SETTINGS, max_pulls=0)
 
 
 # ---------------------------------------------------------------------- leases

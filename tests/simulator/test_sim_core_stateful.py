@@ -18,7 +18,7 @@ SMALL = SimSettings(
     max_len_tokens=40,
     block_size_tokens=4,
     kv_blocks=14,
-    max_running_requests=4,
+    max_running_requests=2,  # so few that legs have to wait for it
     max_waiting_requests=6,
     max_batched_tokens=8,
     lease_s=0.5,
@@ -26,7 +26,7 @@ SMALL = SimSettings(
     eos_probability=0.03,
 )
 FAILING = replace(SMALL, on_transfer_failure=OnTransferFailure.FAIL)
-TIERED = replace(SMALL, host_blocks=9)
+TIERED = replace(SMALL, max_running_requests=4, host_blocks=9)
 # Prompts share beginnings, so that the prefix caches are hit.
 STEMS = [tuple(range(3, 39)), tuple(range(40, 76)), tuple(range(3, 20)) + tuple(range(50, 69))]
 

@@ -322,22 +322,6 @@ def test_when_all_fall_back_those_whose_blocks_are_here_take_their_seats() -> No
     assert [output.leg_id for output in target.finish(0.3)] == ["d"]
 
 
-def test_blocks_that_are_released_end_the_stretch_of_whoever_keeps_others_waiting() -> None:
-    core = new_core(with_changes(SETTINGS, kv_blocks=14))
-    run_prefill(core, prefill("p", 30))
-    core.add(leg("a", 4, 16))
-    core.begin(0.1, horizon_s=0.0)
-    core.finish(0.2)
-    core.add(leg("b", 30, 1))
-    whole_s = core.begin(0.2, horizon_s=9.0)
-    assert whole_s is not None
-    assert core.interrupt(0.201) == pytest.approx(whole_s - 0.001)
-    assert core.release("p", 0.201)
-    left_s = core.interrupt(0.201)
-    assert left_s is not None
-    assert left_s < 0.005
-
-
 def test_a_stretch_ends_with_the_step_in_which_a_lease_does() -> None:
     core = new_core()
     run_prefill(core, prefill("p", 30))
@@ -554,3 +538,40 @@ def test_a_prefill_leg_draws_one_token() -> None:
     core.add(evolve(leg("a", 30, 9, kind=LegKind.PREFILL), payload=encode_output_tokens(9)))
     ((_, output),) = run_until_idle(core)
     assert (output.token_ids, output.finish) == ((0,), FinishReason.LENGTH)
+
+
+# ---------- settings with which a counted engine could not work
+@pytest.mark.parametrize("tokens", [0, 3, 17])
+def test_a_budget_beside_streams_has_a_token_for_each_and_is_not_the_larger_one(
+    tokens: int,
+) -> None:
+    wanted = (
+        rf"^simulated engine: max_batched_tokens_while_decoding is {tokens}, expected from"
+        r" max_running_requests=4"
+        r" to max_batched_tokens=16$"
+    )
+    with pytest.raises(ValueError, match=wanted):
+        with_changes(SETTINGS, max_batched_tokens_while_decoding=tokens)
+
+
+@pytest.mark.parametrize("tokens", [None, 4, 16])
+def test_a_budget_beside_streams_may_be_as_small_as_their_number_and_as_large_as_the_other(
+    tokens: int | None,
+) -> None:
+    assert (
+        with_changes(
+            SETTINGS, max_batched_tokens_while_decoding=tokens
+        ).max_batched_tokens_while_decoding
+        == tokens
+    )
+
+
+def test_an_engine_that_cuts_no_prompt_has_no_budget_beside_streams() -> None:
+    whole = with_changes(SETTINGS, scheduling=Scheduling.PREFILL_FIRST)
+    wanted = (
+        "^simulated engine: max_batched_tokens_while_decoding is 8, expected none with"
+        " scheduling 'prefill_first',"
+        " which cuts no prompt: leave one of them out$"
+    )
+    with pytest.raises(ValueError, match=wanted):
+        with_changes(whole, max_batched_tokens_while_decoding=8)

@@ -145,6 +145,16 @@ def doing(after_s: float, what: str, tokens: int, output: int, ids: tuple[int, .
         doing(0.119, "hand", 87, 1, (1, 1, 2, 0, 2)),
     ],
 )
+# A leg waits for the blocks of a lease beside a long decode; the release ends the stretch.
+@example(
+    SETTINGS,
+    [
+        doing(0.01, "hand", 100, 1, ()),
+        doing(0.08, "local", 30, 60, (1,)),
+        doing(0.05, "local", 120, 5, (2,)),
+        doing(0.06, "release", 1, 1, ()),
+    ],
+)
 @hypothesis_settings(max_examples=60)
 @given(sizes, st.lists(doings, min_size=1, max_size=30))
 def test_many_steps_at_once_are_as_one_at_a_time(config: V1Settings, script: list[Doing]) -> None:

@@ -116,7 +116,22 @@ def revive(made: VirtualFleet, name: str, role: Role) -> None:
         made.add_replica(name, ENGINE, role=role, pool=str(role))
 
 
-# ---------------------------------------------------------------------- the same story
+def test_a_killed_replica_is_lost_to_everybody_and_its_request_goes_on_elsewhere() -> None:
+    tokens = ReceivedTokens()
+    made = fleet(
+        replicas={Role.MIXED: 2}, coordinators=[coordinator(0), coordinator(1)], tokens=tokens
+    )
+    (request,) = requests(1, max_tokens=60)
+    made.send(request)
+    made.run(until_s=JOINED_S + 0.1)
+    (victim,) = (name for name, it in made.replicas.items() if it.load().running_requests)
+    made.kill(victim)
+    made.run(until_s=JOINED_S + 0.11)
+    for ingress in made.ingresses:
+        assert victim not in ingress.coordinator.fleet(made.timeline.now_s).replicas
+    made.run(until_ended=1)
+    assert made.records[0].resumes == 1
+    assert tokens.by_request == {"r0": wanted(request)}
 
 
 # ---------------------------------------------------------------------- time, in closed form
