@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -86,3 +87,21 @@ def test_what_the_project_pins_exactly_is_locked_at_that_version() -> None:
 
     assert wanted
     assert wanted.items() <= locked.items()
+
+
+def test_marks_of_a_file_stand_before_its_first_test() -> None:
+    """A file that joins another must not bring marks for tests that were there already."""
+    late = [
+        f"{path.relative_to(ROOT)}:{statement.lineno}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for statement in _after_first_test(ast.parse(path.read_text()))
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark"
+    ]
+
+    assert late == []
+
+
+def _after_first_test(module: ast.Module) -> list[ast.stmt]:
+    names = [getattr(statement, "name", "").lower() for statement in module.body]
+    first = next((i for i, name in enumerate(names) if name.startswith("test")), len(names))
+    return module.body[first:]

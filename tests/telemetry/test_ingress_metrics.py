@@ -332,6 +332,14 @@ def test_a_prompt_that_was_computed_is_no_stream() -> None:
     assert gaps(at) == (1, 0.3), "from its own last token, not from the prompt's end"
 
 
+def test_idle_time_is_no_gap() -> None:
+    at = joined("d")
+    at.step("d", 1.0, token("a", first=True))
+    at.step("d", 1.1, token("a", finish=FinishReason.STOP))
+    at.step("d", 60.0, token("b", first=True))
+    assert gaps(at) == (1, 0.1)
+
+
 def test_a_replica_that_begins_another_life_begins_anew() -> None:
     at = joined("d")
     at.step("d", 1.0, token("a", first=True))
