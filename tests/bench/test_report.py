@@ -35,6 +35,7 @@ from baton.bench.report.plots import (
 )
 from baton.bench.report.tables import format_objectives, tables_of
 from baton.bench.report.write import ReportUnwritable
+from baton.domain.names.distribution import pip_install
 from baton.simulator.outcome import Objectives
 from tests.bench.studies import NEVER, OBJECTIVES, failure, outcome, result, steady_result, study
 
@@ -232,7 +233,7 @@ def test_without_what_draws_plots_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PlotsMissing) as caught:
         write_report(SWEPT, tmp_path / "a.html")
-    assert "baton[report]" in caught.value.remedy
+    assert pip_install("report") in caught.value.remedy
     assert list(tmp_path.iterdir()) == []
 
 

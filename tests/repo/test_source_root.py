@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import baton
+from baton.domain.names.distribution import DISTRIBUTION
 from tests.repo.project import ROOT, packages
 
 
@@ -35,7 +36,7 @@ def test_the_tests_run_against_this_tree() -> None:
 
 
 def test_the_installed_version_is_the_package_version() -> None:
-    assert metadata.version("baton") == baton.__version__
+    assert metadata.version(DISTRIBUTION) == baton.__version__
 
 
 def test_the_changelog_knows_the_version() -> None:

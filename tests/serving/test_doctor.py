@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from baton.config.schema.deployment import DeploymentConfig
+from baton.domain.names.distribution import pip_install
 from baton.serving.checks.configuration import doctor_checks
 from baton.serving.checks.facts import (
     INGRESS_IMPORT,
@@ -224,7 +225,7 @@ def test_a_build_for_cpus_beside_gpus_is_a_warning_and_fails_where_gpus_are_aske
     wants = loaded(tmp_path, "pools.decode.resources.gpus=1")
     found = check("build", machine, wants)
     assert found.status is CheckStatus.FAIL
-    assert "baton[gpu]" in found.fix
+    assert pip_install("gpu") in found.fix
 
 
 def test_a_build_for_gpus_without_any_is_a_warning() -> None:

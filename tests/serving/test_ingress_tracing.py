@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from baton.domain.names.distribution import pip_install
 from baton.domain.names.trace_context import TraceContext
 from baton.runtime.process.clock import MonotonicClock
 from baton.serving.ingress.auth import IngressAuth
@@ -14,7 +15,7 @@ from baton.telemetry.requests.tracing import Tracer
 from tests.fakes.request_records import RECORD
 from tests.serving.configs import simulated
 
-pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
+pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 from baton.domain.value import evolve
 from tests.fakes.otlp_receiver import running_receiver
 
@@ -71,5 +72,5 @@ def test_a_node_without_opentelemetry_says_what_to_install_and_serves_on(
     assert tracer is not None
     tracer.start()
     tracer.close(10.0)
-    assert "install baton[otel]" in caplog.text
+    assert pip_install("otel") in caplog.text
     tracer.record(evolve(RECORD, trace=TRACE))

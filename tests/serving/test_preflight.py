@@ -15,6 +15,7 @@ import pytest
 
 from baton.config.schema.deployment import DeploymentConfig
 from baton.domain.errors import PreflightFailed
+from baton.domain.names.distribution import pip_install_engine
 from baton.serving.checks.configuration import (
     INGRESS_BYTES,
     RAY_BYTES,
@@ -120,7 +121,7 @@ JUDGEMENTS = [
     Judgement(
         "versions", FAIL, (), {"versions": {**GOOD.versions, "vllm": None, "nixl": None}},
         "got ray 2.60.0, vllm missing, nixl missing, torch 2.13.0+cpu",
-        "install vllm and nixl: pip install 'baton[cpu]' or 'baton[gpu]'",
+        f"install vllm and nixl: {pip_install_engine()}",
     ),
     Judgement("versions", PASS, (), {"versions": GPU_VERSIONS}),
     Judgement(

@@ -13,7 +13,7 @@ from baton.telemetry.requests.tracing import TraceSpans
 from tests.fakes.free_ports import free_port
 from tests.fakes.request_records import RECORD
 
-pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
+pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 from baton.domain.value import evolve
 from baton.telemetry.requests.otlp import OtlpExporter
 from tests.fakes.otlp_receiver import OtlpReceiver, running_receiver, span_paths

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 from baton.domain.errors import BatonError
+from baton.domain.names.distribution import pip_install_engine
 
 if TYPE_CHECKING:
     from baton.config import LoadedConfig
@@ -184,7 +185,7 @@ class NotInstalled(BatonError):
     def __init__(self, package: str) -> None:
         super().__init__(package)
         self.why = f"the package '{package}' is not installed"
-        self.remedy = "install baton with an engine: pip install 'baton[cpu]' or 'baton[gpu]'"
+        self.remedy = f"install baton with an engine: {pip_install_engine()}"
 
     def __str__(self) -> str:
         return f"{self.why}; {self.remedy}"

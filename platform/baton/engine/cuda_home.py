@@ -22,6 +22,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from baton.domain.names.distribution import pip_install
+
 DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
 """The folder of CUDA's installer."""
 _LINK_TIMEOUT_S = 60.0
@@ -79,7 +81,7 @@ def find_packaged_toolkit() -> Path:
         if (toolkit / "bin" / "nvcc").is_file():
             return toolkit
     raise CannotCompileError(
-        "got no package with nvcc, expected nvidia-cuda-nvcc; install baton[gpu]"
+        f"got no package with nvcc, expected nvidia-cuda-nvcc; run {pip_install('gpu')}"
     )
 
 

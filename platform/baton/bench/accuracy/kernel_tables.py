@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.domain.errors import PreflightFailed, TraceInvalid
+from baton.domain.names.distribution import pip_install
 from baton.perf.fitting.calibration import Conditions, Measurement, MeasurementKind, Residual
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.hardware.collectives import all_reduce
@@ -38,9 +39,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any
             parquet,
         )
     except ImportError as import_error:
-        reason = (
-            f"{path.name}: reading parquet needs pyarrow: install baton with the extra 'report'"
-        )
+        reason = f"{path.name}: reading parquet needs pyarrow: run {pip_install('report')}"
         raise PreflightFailed((reason,)) from import_error
     try:
         table = parquet.read_table(path)

@@ -25,6 +25,7 @@ from baton.bench.report.summary import (
 )
 from baton.bench.report.tables import format_objectives, format_target
 from baton.domain.errors import OperatorError
+from baton.domain.names.distribution import pip_install
 from baton.simulator.outcome import Objectives, Outcome
 
 if TYPE_CHECKING:
@@ -526,5 +527,5 @@ def require_plots() -> None:
     except ModuleNotFoundError as error:
         raise PlotsMissing(
             "plots need the package 'matplotlib', which is not installed",
-            "install it with pip install 'baton[report]', or leave out --report",
+            f"run {pip_install('report')}, or leave out --report",
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from baton.config.schema.deployment import DeploymentConfig
+from baton.domain.names.distribution import pip_install, pip_install_engine
 from baton.engine.gpus import driver_problem
 from baton.serving.checks.facts import (
     INGRESS_IMPORT,
@@ -24,7 +25,7 @@ _MIN_DISK_BYTES = 256 * _MIB
 _RECOMMENDED_DISK_BYTES = 2 * _GIB
 _MIN_OPEN_FILES = 1024
 _RECOMMENDED_OPEN_FILES = 8192
-_FRESH_INSTALL = "install 'baton[cpu]' or 'baton[gpu]' in a fresh environment"
+_FRESH_INSTALL = f"in a fresh environment, run {pip_install_engine()}"
 
 
 def machine_checks(machine: MachineSnapshot, config: DeploymentConfig | None) -> Iterator[Check]:
@@ -72,7 +73,7 @@ def check_versions(
         findings.append(
             Finding(
                 f"packages: got {here}, expected {expected}",
-                f"install {' and '.join(missing)}: pip install 'baton[cpu]' or 'baton[gpu]'",
+                f"install {' and '.join(missing)}: {pip_install_engine()}",
             )
         )
     fix = _FRESH_INSTALL
@@ -97,8 +98,8 @@ def _check_imports(machine: MachineSnapshot) -> Check:
         if name == INGRESS_IMPORT
         else Finding(
             f"{name}: {problem}",
-            f"install {name} anew: pip install --force-reinstall 'baton[cpu]' or 'baton[gpu]'; see"
-            " also the check of other packages",
+            f"install {name} anew: {pip_install_engine('--force-reinstall')}; see also the check of"
+            " other packages",
         )
         for name, problem in problems.items()
     ]
@@ -144,10 +145,12 @@ def _check_torch_build(machine: MachineSnapshot, config: DeploymentConfig | None
     )
     summary = f"{build}, {machine.gpus} GPUs"
     if machine.gpus and not torch.cuda_version:
-        fix = "install baton[gpu] in a fresh environment"
+        fix = f"in a fresh environment, run {pip_install('gpu')}"
         return topic.failed(summary, fix) if needs_gpus(config) else topic.warned(summary, fix)
     if torch.cuda_version and not machine.gpus and not needs_gpus(config):
-        return topic.warned(summary, "install baton[cpu] in a fresh environment, or show it a GPU")
+        return topic.warned(
+            summary, f"show it a GPU, or in a fresh environment run {pip_install('cpu')}"
+        )
     return topic.passed(summary)
 
 

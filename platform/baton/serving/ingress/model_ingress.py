@@ -41,6 +41,7 @@ from baton.domain.events import (
     TimerFired,
 )
 from baton.domain.fleet import LossReason, ReplicaFacts
+from baton.domain.names.distribution import pip_install
 from baton.engine.vllm.frontend.app import VllmFrontend, preload_python_frontend
 from baton.engine.vllm.frontend.rust_frontend import RustFrontend, preload_rust_frontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
@@ -646,7 +647,7 @@ def ingress_tracer(
         except ImportError as error:
             raise RuntimeError(
                 "observability.tracing.otlp is set, but opentelemetry is not installed here:"
-                " install baton[otel] on every node, or set it to null"
+                f" run {pip_install('otel')} on every node, or set it to null"
             ) from error
         return OtlpExporter(url, instance_id=instance_id)
 

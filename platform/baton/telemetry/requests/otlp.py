@@ -1,6 +1,6 @@
 """Exports spans to an OpenTelemetry collector, as OTLP over HTTP.
 
-Imports OpenTelemetry, an extra (`baton[otel]`): import this module only where traces are
+Imports OpenTelemetry, the extra `otel`: import this module only where traces are
 configured.
 """
 
