@@ -55,6 +55,27 @@ def test_what_takes_long_to_start_is_kept_longer_by_so_much() -> None:
     assert stopped_at_s(300.0) - stopped_at_s(0.0) == 300.0
 
 
+def test_how_long_more_something_is_kept_is_as_it_comes() -> None:
+    track = NeedStabilizer(120.0, headroom_fraction=0.2, min_surplus_s=240.0)
+    predicted_s = []
+    at_s, have = 0.0, 4
+    while have == 4:
+        have = track.target(at_s, current=have, need=3.5 if at_s < 100 else 0.5, cold_start_s=60.0)
+        if track.kept_for_s is not None:
+            predicted_s.append(at_s + track.kept_for_s)
+        at_s += 10.0
+    ended_s = at_s - 10.0
+    assert len(predicted_s) > 10
+    assert all(ended_s - 10 <= at_s <= ended_s for at_s in predicted_s)
+    assert track.kept_for_s is None
+
+
+def test_nothing_is_kept_that_is_needed() -> None:
+    track = NeedStabilizer(120.0, headroom_fraction=0.2, min_surplus_s=240.0)
+    assert track.target(0.0, current=4, need=3.7) == 4
+    assert track.kept_for_s is None
+
+
 def test_a_small_part_too_many_is_kept_longer() -> None:
     ((some_s, _),) = followed(lambda at_s: 9.5 if at_s < 100 else 6.4, 7200, have=10)
     ((all_s, _),) = followed(lambda at_s: 9.5 if at_s < 100 else 0.5, 7200, have=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
@@ -82,6 +83,14 @@ def test_each_want_says_why_and_from_what() -> None:
     assert "prefill needs" in want.detail
     assert want.inputs["prompt_tokens_per_s"] == 30_000.0
     assert want.inputs["need_now"] > 3.0
+
+
+def test_a_pool_that_has_more_than_it_needs_says_how_long_it_is_kept() -> None:
+    kept = once(demand(0.1, 0.1), prefill_pool(4), decode_pool(4))["prefill"]
+    assert kept.replicas == 4
+    assert re.search(r"so 4, .* what is to spare is kept for \d+ s more", kept.detail)
+    used = once(demand(3.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
+    assert "kept" not in used.detail
 
 
 def test_what_pools_may_not_grow_to_is_told() -> None:

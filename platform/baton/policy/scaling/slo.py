@@ -165,7 +165,8 @@ class SloPolicy:
             self._assign_pools(observation, groups.assignment, needs, targets)
         if Role.MIXED in targets:
             resize(groups.mixed, targets[Role.MIXED])
-        return dict(_desired_replicas(groups, needs, targets))
+        kept_for_s = {role: self._stabilizers[role].kept_for_s for role in needs}
+        return dict(_desired_replicas(groups, needs, targets, kept_for_s))
 
     # ---------------------------------------------------------------- what is needed
 
@@ -393,7 +394,10 @@ def _cold_start_s(observation: Observation) -> float:
 
 
 def _desired_replicas(
-    groups: PoolGroups, needs: Mapping[Role, _Need], targets: Mapping[Role, int]
+    groups: PoolGroups,
+    needs: Mapping[Role, _Need],
+    targets: Mapping[Role, int],
+    kept_for_s: Mapping[Role, float | None],
 ) -> list[tuple[str, DesiredReplicas]]:
     planned_pools: list[tuple[Role, PlannedPool]] = [(Role.MIXED, seat) for seat in groups.mixed]
     if groups.assignment is not None:
@@ -410,7 +414,12 @@ def _desired_replicas(
         (
             seat.pool.name,
             _desired_of_pool(
-                seat, needs[role], inputs[role], role=role, reference_pool=reference_pools[role]
+                seat,
+                needs[role],
+                inputs[role],
+                role=role,
+                reference_pool=reference_pools[role],
+                kept_for_s=kept_for_s[role],
             ),
         )
         for role, seat in planned_pools
@@ -424,6 +433,7 @@ def _desired_of_pool(
     *,
     role: Role,
     reference_pool: str,
+    kept_for_s: float | None,
 ) -> DesiredReplicas:
     current = planned_pool.pool.ready_replicas + planned_pool.pool.starting
     flips = (
@@ -435,7 +445,12 @@ def _desired_of_pool(
         replicas=planned_pool.replicas,
         reason=_reason(role, planned_pool, need, current),
         detail=_detail(
-            planned_pool, need, int(target["target"]), role=role, reference_pool=reference_pool
+            planned_pool,
+            need,
+            int(target["target"]),
+            role=role,
+            reference_pool=reference_pool,
+            kept_for_s=kept_for_s,
         ),
         inputs={**need.inputs, **target},
         role_flips=flips,
@@ -451,7 +466,13 @@ def _reason(role: Role, planned_pool: PlannedPool, need: _Need, current: int) ->
 
 
 def _detail(
-    planned_pool: PlannedPool, need: _Need, target: int, *, role: Role, reference_pool: str
+    planned_pool: PlannedPool,
+    need: _Need,
+    target: int,
+    *,
+    role: Role,
+    reference_pool: str,
+    kept_for_s: float | None,
 ) -> str:
     """`reference_pool` is the pool in whose replicas the role's needs are counted."""
     if need.current is None:
@@ -465,6 +486,8 @@ def _detail(
     if need.inputs["correction"] > _MIN_CORRECTION_SHOWN:
         parts.append(f"raised {need.inputs['correction']:.2f} times, requests were late")
     parts.append(f"so {target}, counted in replicas of {reference_pool}")
+    if kept_for_s is not None:
+        parts.append(f"what is to spare is kept for {kept_for_s:.0f} s more")
     if planned_pool.flipped != planned_pool.flipped_before:
         parts.append(f"{planned_pool.flipped} of this pool's play the other role")
     return ", ".join(parts)

@@ -36,6 +36,9 @@ class NeedStabilizer:
         self._at_s: float | None = None
         self._is_falling = False
         self._surplus_s = 0.0
+        self.kept_for_s: float | None = None
+        """How long the last target keeps replicas that are to spare, if nothing changes; None where
+        it keeps none."""
 
     def target(self, at_s: float, *, current: int, need: float, cold_start_s: float = 0.0) -> int:
         """How many to have now."""
@@ -43,6 +46,7 @@ class NeedStabilizer:
         elapsed_s = min(elapsed_s, self._window_s)  # an unseen surplus does not count
         self._at_s = at_s
         self._record_change(current)
+        self.kept_for_s = None
         need_with_headroom = need + min(self._headroom * need, _MAX_HEADROOM_REPLICAS)
         stabilized = max(
             whole_replicas(need), whole_replicas(self._needs.push(at_s, need_with_headroom))
@@ -52,9 +56,13 @@ class NeedStabilizer:
         if stabilized >= current:
             self._surplus_s = 0.0  # all of it was needed again
             return current
-        self._surplus_s += elapsed_s * (current - stabilized) / current
-        is_surplus_lasting = self._surplus_s >= self._min_surplus_s + cold_start_s
-        return stabilized if self._is_falling or is_surplus_lasting else current
+        spare_fraction = (current - stabilized) / current
+        self._surplus_s += elapsed_s * spare_fraction
+        missing_s = self._min_surplus_s + cold_start_s - self._surplus_s
+        if self._is_falling or missing_s <= 0:
+            return stabilized
+        self.kept_for_s = missing_s / spare_fraction
+        return current
 
     def _record_change(self, current: int) -> None:
         """Note the direction of the last change, by any cause."""
