@@ -597,6 +597,6 @@ def test_without_pyarrow_it_is_said_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
-        PreflightFailed, match="needs pyarrow: install baton with the extra 'report'"
+        PreflightFailed, match=r"needs pyarrow: run pip install 'baton-llm\[report\]'"
     ):
         compare_products(tmp_path / "gemm.parquet", H100)

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from baton.domain.names.distribution import DISTRIBUTION, pip_install, pip_install_engine
 from tests.repo.project import ROOT, pyproject
 
-EXTRAS = tuple(pyproject()["project"]["optional-dependencies"])
+EXTRAS = tuple(cast("dict[str, object]", pyproject()["project"]["optional-dependencies"]))
 _CALL = re.compile(r"\bpip_install\(\s*['\"](\w+)['\"]")
 
 
