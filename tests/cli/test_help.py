@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import resource
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from importlib import import_module
 import pytest
 from typer.testing import CliRunner
 
-from baton.cli.main import VERBS, build_app
+import baton
+from baton.cli.main import COMPLETION_VARIABLE, SYNONYMS, VERBS, build_app
+from baton.cli.setup.completion import Shell
 
-ALWAYS_JSON = {("demo",), ("config", "schema")}
-"""What these print is JSON whatever is asked for."""
+ONE_FORMAT = {("demo",), ("config", "schema"), ("completion",)}
+"""What these print has one format: JSON, or a script."""
 MOST_CPU_S = 0.3
 BATON = (sys.executable, "-m", "baton.cli.main")
 
@@ -64,7 +67,7 @@ def test_what_the_list_says_of_a_verb_is_what_the_verb_says(
 def test_every_verb_has_help_and_prints_json_when_asked(words: tuple[str, ...]) -> None:
     told = help_of(*words)
     assert f"Usage: baton {' '.join(words)}" in told.replace("root", "baton")
-    assert words in ALWAYS_JSON or "--output" in told
+    assert words in ONE_FORMAT or "--output" in told
 
 
 @pytest.mark.parametrize("group", ["config", "keys", "explain", "dashboards", "rules"])
@@ -79,6 +82,69 @@ def test_a_word_that_is_nearly_a_verb_is_recognised() -> None:
     result = CliRunner().invoke(build_app(), ["tpo"])
     assert result.exit_code == 2
     assert "Did you mean 'top'?" in result.stderr
+
+
+@pytest.mark.parametrize(("word", "verbs"), SYNONYMS.items())
+def test_a_verb_of_another_tool_is_answered_with_ours(word: str, verbs: tuple[str, ...]) -> None:
+    ours = {name for under in VERBS.values() for name in under}
+    assert word not in ours >= set(verbs)
+    result = CliRunner().invoke(build_app(), [word])
+    assert result.exit_code == 2
+    expected = " or ".join(f"'baton {verb}'" for verb in verbs)
+    assert f"command: got '{word}', expected a verb of baton; use {expected}" in result.output
+
+
+@pytest.mark.parametrize("words", [(), ("scale",), ("config", "show")], ids=" ".join)
+def test_help_comes_by_a_short_option_and_by_a_word_too(words: tuple[str, ...]) -> None:
+    short = CliRunner().invoke(build_app(), [*words, "-h"])
+    by_word = CliRunner().invoke(build_app(), ["help", *words])
+    assert short.stdout == by_word.stdout == help_of(*words)
+
+
+def test_help_of_a_word_that_is_no_verb_is_an_error() -> None:
+    result = CliRunner().invoke(build_app(), ["help", "stop"])
+    assert result.exit_code == 2
+    assert "use 'baton down'" in result.output
+
+
+def test_the_version_is_one_line() -> None:
+    result = CliRunner().invoke(build_app(), ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"baton {baton.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("baton st", {"status"}),
+        ("baton config s", {"show", "schema"}),
+        ("baton status --wat", {"--watch"}),
+        ("baton fi", set()),  # a deprecated verb is not offered
+    ],
+)
+def test_a_shell_completes_verbs_and_options(typed: str, completed: set[str]) -> None:
+    asked = {
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+        COMPLETION_VARIABLE: "complete_bash",
+    }
+    program = "import sys; sys.argv = ['baton']; from baton.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == completed
+
+
+@pytest.mark.parametrize("shell", Shell)
+def test_the_script_for_a_shell_asks_baton_for_completions(shell: Shell) -> None:
+    result = CliRunner().invoke(build_app(), ["completion", shell])
+    assert result.exit_code == 0
+    assert f"{COMPLETION_VARIABLE}=complete_{shell}" in result.stdout
+    assert "baton" in result.stdout
 
 
 def test_help_of_every_verb_imports_nothing_heavy() -> None:

@@ -6,6 +6,7 @@ only its own. A test compares the table with the verbs' help.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -14,6 +15,8 @@ from typing import NamedTuple, Protocol
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
+
+import baton
 
 _CommandOrGroup = TyperCommand | TyperGroup
 
@@ -128,10 +131,44 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             "manifests": Verb(
                 "Get files for clusters and machines.", {"export": "setup.export_files:manifests"}
             ),
+            "completion": Verb(
+                "Print a script with which a shell completes verbs and options.",
+                "setup.completion:completion",
+            ),
             "version": Verb("Show which versions are installed.", "setup.version:version"),
         },
     }
 )
+
+SYNONYMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "start": ("up",),
+        "serve": ("up",),
+        "run": ("up",),
+        "deploy": ("up", "apply"),
+        "stop": ("down",),
+        "kill": ("down",),
+        "delete": ("down",),
+        "restart": ("apply", "upgrade"),
+        "update": ("apply",),
+        "ps": ("status",),
+        "ls": ("status",),
+        "list": ("status",),
+        "get": ("status",),
+        "describe": ("status", "explain"),
+        "info": ("status", "version"),
+        "check": ("doctor", "config"),
+        "validate": ("config",),
+        "metrics": ("top",),
+        "watch": ("top",),
+        "log": ("logs",),
+        "benchmark": ("bench",),
+    }
+)
+"""Verbs of other tools, each with the verbs of baton that do this."""
+
+COMPLETION_VARIABLE = "_BATON_COMPLETE"
+"""By which a shell asks for completions. Source: Typer's name for a program called `baton`."""
 
 DEPRECATED_VERBS: Mapping[str, str] = MappingProxyType({"fit": "model.calibrate:fit"})
 """Hidden verbs: module and function by name. Their words are passed on unparsed."""
@@ -163,6 +200,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,
         # Locals in a traceback could show what must not be shown.
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},  # verbs inherit them
     )
     app.callback()(_no_op)
     return app
@@ -174,6 +212,10 @@ def _no_op() -> None:
 
 def main() -> None:
     """Run the command line; exits with 0 ok, 1 failure, 2 usage, 3 not running, 4 timeout."""
+    if COMPLETION_VARIABLE in os.environ:
+        from typer.completion import completion_init  # here: keeps --help fast
+
+        completion_init()
     build_app()()
 
 
@@ -225,6 +267,36 @@ class _GroupedVerbs(_FastGroup):
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]  # Typer's, handed on
         self.commands = _LazyCommands()  # type: ignore[assignment]  # Typer's own private types
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Understand `baton --version` and `baton help VERB`, too."""
+        match args:
+            case ["--version", *_]:
+                typer.echo(f"baton {baton.__version__}")
+                ctx.exit()
+            case ["help", *words]:
+                args = [*words, "--help"]
+        return super().parse_args(ctx, args)  # type: ignore[arg-type]  # Typer's, handed on
+
+    def resolve_command(  # type: ignore[override]
+        self, ctx: typer.Context, args: list[str]
+    ) -> tuple[str | None, _CommandOrGroup | None, list[str]]:
+        """Find a verb; one of another tool is answered with those of baton that do the same."""
+        if args and args[0] not in self.commands and (verbs := SYNONYMS.get(args[0])):
+            ours = " or ".join(f"'baton {verb}'" for verb in verbs)
+            ctx.fail(f"command: got {args[0]!r}, expected a verb of baton; use {ours}")
+        return super().resolve_command(ctx, args)  # type: ignore[arg-type,return-value]  # likewise
+
+    def format_options(self, ctx: object, formatter: _Formatter) -> None:  # type: ignore[override]
+        """Write the options, and the verbs."""
+        with formatter.section("Options"):
+            formatter.write_dl(
+                [
+                    ("--version", "Show the version and exit."),
+                    ("-h, --help", "Show this message and exit."),
+                ]
+            )
+        self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: object, formatter: _Formatter) -> None:
         """Write the verbs under their headings, aligned over all of them."""
