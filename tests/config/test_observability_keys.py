@@ -87,6 +87,7 @@ def test_what_may_be_a_secret_is_not_shown_to_viewers(load: Load) -> None:
         ("long_prefill_token_threshold", False),
         ("long-prefill-token-threshold", False),
         ("encoder_cudagraph_token_budgets", False),
+        ("first_token", False),
         ("num_experts_per_token", False),
         ("token_identity", True),
         ("per_token_key", True),

@@ -11,6 +11,7 @@ Port = Bounds(low=1, high=65535)
 Workers = Bounds(low=1, high=256)
 # A shorter timeout is an error of unit.
 Timeout = Bounds(low=0.001, high=86_400)
+Latency = Bounds(low=0.001, high=86_400, typical=0.1)
 Priority = Bounds(low=-100, high=100)
 Share = Bounds(low=0.001, high=1)
 Fraction = Bounds(low=0, high=1)

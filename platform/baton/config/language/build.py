@@ -25,6 +25,7 @@ from baton.config.language.fields import (
     RawMapping,
     SecretRef,
     fields_of,
+    main_field,
     planned_keys,
 )
 from baton.config.language.scalars import ListOf, ScalarType, Selector, did_you_mean, suggest
@@ -68,7 +69,7 @@ class Builder:
             return None
 
     def _section(self, schema: type[_T], entry: Entry, path: Path) -> _T:
-        node, fields = self._mapping(entry, path), fields_of(schema)
+        node, fields = self._mapping(entry, path, schema), fields_of(schema)
         self.section_origins[path] = entry.origin
         findings_before = len(self.findings)
         for key, value in node.entries.items():
@@ -89,7 +90,7 @@ class Builder:
         self.values[path] = instance
         return instance
 
-    def _mapping(self, entry: Entry, path: Path) -> Section:
+    def _mapping(self, entry: Entry, path: Path, schema: type | None = None) -> Section:
         match entry.node:
             case Section() as section:
                 return section
@@ -97,7 +98,10 @@ class Builder:
                 return Section({}, origin)  # all its keys are commented out
             case node:
                 raise self._invalid(
-                    node.origin, path, f"got {describe_node(node, path)}, expected a mapping"
+                    node.origin,
+                    path,
+                    f"got {describe_node(node, path)}, expected a mapping"
+                    f"{_suggest_main_key(schema, node, path)}",
                 )
 
     def _unknown_key(self, schema: type, key: str, location: Finding) -> None:
@@ -253,6 +257,15 @@ _LITERAL_SECRET = "looks like a secret and is given as a literal"  # noqa: S105 
 
 def _describe_expected(field: Field) -> str:
     return "a mapping" if isinstance(field.kind, Mapped) else field.kind.describe()
+
+
+def _suggest_main_key(schema: type | None, node: Node, path: Path) -> str:
+    field = None if schema is None else main_field(schema)
+    if field is None or isinstance(field.kind, Mapped) or not isinstance(node, Scalar):
+        return ""
+    if not path or field.kind.read(node) is None:
+        return ""
+    return f", did you mean '{path[-1]}: {{{field.key}: {node.text}}}'?"
 
 
 def _suggest_key(schema: type, key: str) -> str:

@@ -120,6 +120,10 @@ NOT_YET = "NOT_YET"
 """Name of a class attribute: a section's planned keys, each with its replacement until then."""
 
 
+MAIN_KEY = "MAIN_KEY"
+"""Name of a class attribute: the key that a value in place of the section most likely means."""
+
+
 def fields_of(schema: type) -> Mapping[str, Field]:
     """The keys of a section, in the order of the dataclass."""
     return _fields_of(schema)
@@ -152,6 +156,12 @@ def each(section: object, at: Path = ()) -> Iterator[tuple[Path, Field, object]]
                     yield (*path, name), field, inner
             case _:
                 yield path, field, value
+
+
+def main_field(schema: type) -> Field | None:
+    """The field that a value in place of the section most likely means."""
+    key: str | None = getattr(schema, MAIN_KEY, None)
+    return None if key is None else fields_of(schema)[key]
 
 
 def planned_keys(schema: type) -> Mapping[str, str]:

@@ -26,6 +26,8 @@ class Bounds:
 
     low: float | None = None
     high: float | None = None
+    typical: float | None = None
+    """The order of magnitude of usual values; suggestions of a unit go by it."""
 
     def contains(self, number: float) -> bool:
         """Whether `number` is finite and in the range."""
@@ -310,6 +312,23 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
     return f", did you mean '{matches[0]}'?" if matches else ""
 
 
+_UNIT_EXAMPLES = {
+    Unit.SECONDS: "s",
+    Unit.BYTES: "MiB",
+    Unit.PER_SECOND: "/s",
+    Unit.BYTES_PER_SECOND: "MiB/s",
+}
+_THOUSANDS = re.compile(r"([1-9][0-9]{0,5})[kK]")
+
+
+def _closest_unit(number: float, typical_s: float) -> str:
+    """`ms` or `s`, whichever makes the number more usual."""
+    if number <= 0:
+        return "s"
+    units = {"ms": 0.001, "s": 1.0}
+    return min(units, key=lambda unit: abs(math.log(number * units[unit] / typical_s)))
+
+
 def suggest(scalar_type: ScalarType, node: Node) -> str:
     """A hint for a node of the wrong type; may be empty."""
     match scalar_type, node:
@@ -318,8 +337,15 @@ def suggest(scalar_type: ScalarType, node: Node) -> str:
             return f"; {text!r} is not built in any more: write {place}"
         case Choice(enum) | Pluggable(enum), Scalar(value=str(text)):
             return did_you_mean(text, [str(member) for member in enum])
-        case Quantity(unit), Scalar(value=int() | float(), text=text):
-            example = {Unit.SECONDS: "s", Unit.BYTES: "MiB", Unit.PER_SECOND: "/s"}
-            return f", did you mean '{text}{example.get(unit, 'MiB/s')}'?"
+        case Quantity(unit, bounds), Scalar(value=int(number) | float(number), text=text):
+            example = _UNIT_EXAMPLES[unit]
+            if unit is Unit.SECONDS and bounds.typical is not None:
+                example = _closest_unit(number, bounds.typical)
+            suggested = parse_quantity(f"{text}{example}", unit)
+            if suggested is None or not bounds.contains(suggested):
+                return ""
+            return f", did you mean '{text}{example}'?"
+        case Integer(), Scalar(value=str(text)) if matched := _THOUSANDS.fullmatch(text):
+            return f", did you mean {int(matched[1]) * 1024}?"
         case _:
             return ""

@@ -156,7 +156,7 @@ _SECRET_WORDS = frozenset(
 )
 _SECRET_ENDINGS = ("apikey", "password", "secret")
 _TOKENIZER_TERMS = re.compile(
-    r"(?<![a-z])(?:token_(?:ids?|thresholds?|budgets?|num|prob)|per_token)(?![a-z])"
+    r"(?<![a-z])(?:first_token|token_(?:ids?|thresholds?|budgets?|num|prob)|per_token)(?![a-z])"
 )
 
 

@@ -215,6 +215,8 @@ class EngineConfig:
 class ModelConfig:
     """A served model; its name is its key."""
 
+    MAIN_KEY: ClassVar[str] = "source"
+
     source: str
     """A hub id (also as `hf://org/model`), a folder, a place in `s3://`, `gs://` or `az://`, or
     `tiny`: a small random model that is made on this machine."""
@@ -233,6 +235,8 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCounts:
     """Numbers of replicas. `initial` defaults to `min`, and `max` to `initial`."""
+
+    MAIN_KEY: ClassVar[str] = "initial"
 
     min: Annotated[int, NotNegative] = 1
     """The autoscaler does not go below it."""
@@ -262,6 +266,8 @@ class Resources:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """Split of one engine over workers."""
+
+    MAIN_KEY: ClassVar[str] = "tp"
 
     tp: Annotated[int, Workers] = 1
     """Tensor parallelism: workers that share each layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from baton.config.language.bounds import Fraction
 from baton.config.language.scalars import Pluggable
@@ -47,6 +47,8 @@ class OverflowConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """Placement of requests."""
+
+    MAIN_KEY: ClassVar[str] = "policy"
 
     policy: Annotated[str, Pluggable(Policy, MOVED_POLICIES)] = Policy.PREDICTED
     """A policy's name, or your own function that chooses among candidates."""

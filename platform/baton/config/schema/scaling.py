@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from baton.config.language.bounds import Positive
 from baton.config.language.scalars import Bounds, Pluggable
@@ -46,6 +46,8 @@ class ScaleDownConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerConfig:
     """Autoscaling, within each pool's `min` and `max`."""
+
+    MAIN_KEY: ClassVar[str] = "policy"
 
     policy: Annotated[str, Pluggable(ScalingRule, MOVED_POLICIES)] = ScalingRule.SLO
     """A policy's name, or your own function that creates one."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from baton.config.language.bounds import ClassName, Positive, Priority, Share, Timeout
+from baton.config.language.bounds import ClassName, Latency, Positive, Priority, Share, Timeout
 from baton.config.language.fields import Key
 from baton.config.language.scalars import Bounds, Condition
 from baton.control.state.limits import CoordinatorLimits
@@ -27,11 +27,11 @@ _Rate = Bounds(low=1e-5, high=1e12)
 class SloObjectives:
     """Objectives of a class; null: no objective."""
 
-    ttft_s: Annotated[float | None, Timeout] = None
+    ttft_s: Annotated[float | None, Latency] = None
     """Time to the first token."""
-    tpot_s: Annotated[float | None, Timeout] = None
+    tpot_s: Annotated[float | None, Latency] = None
     """Time between tokens, averaged over a request."""
-    itl_p99_s: Annotated[float | None, Timeout] = None
+    itl_p99_s: Annotated[float | None, Latency] = None
     """Time between two tokens of a request, met by at least 99 % of its gaps."""
     attainment: Annotated[float, Share] = NO_SLO.attainment_target
     """Share of arrived requests that must meet all objectives."""
@@ -114,6 +114,8 @@ class Timeouts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionConfig:
     """Admission of requests."""
+
+    MAIN_KEY: ClassVar[str] = "policy"
 
     policy: AdmissionPolicy = _ADMISSION.policy
     """For requests with objectives: admit by prediction, or admit while the queue has room."""
