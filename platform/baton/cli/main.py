@@ -53,6 +53,9 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             "join": Verb(
                 "Print what another machine runs to join the deployment's cluster.", "run.join:join"
             ),
+            "chat": Verb(
+                "Chat with a deployment: answers stream to the terminal.", "run.chat:chat"
+            ),
             "down": Verb(
                 "Drain and stop the deployment; a cluster that ran before goes on.",
                 "run.down:down",
@@ -213,7 +216,8 @@ def _no_op() -> None:
 def main() -> None:
     """Run the command line; exits with 0 ok, 1 failure, 2 usage, 3 not running, 4 timeout."""
     if COMPLETION_VARIABLE in os.environ:
-        from typer.completion import completion_init  # here: keeps --help fast
+        # Here: keeps --help fast.
+        from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
     build_app()()
@@ -276,7 +280,7 @@ class _GroupedVerbs(_FastGroup):
                 ctx.exit()
             case ["help", *words]:
                 args = [*words, "--help"]
-        return super().parse_args(ctx, args)  # type: ignore[arg-type]  # Typer's, handed on
+        return super().parse_args(ctx, args)
 
     def resolve_command(  # type: ignore[override]
         self, ctx: typer.Context, args: list[str]
@@ -285,9 +289,9 @@ class _GroupedVerbs(_FastGroup):
         if args and args[0] not in self.commands and (verbs := SYNONYMS.get(args[0])):
             ours = " or ".join(f"'baton {verb}'" for verb in verbs)
             ctx.fail(f"command: got {args[0]!r}, expected a verb of baton; use {ours}")
-        return super().resolve_command(ctx, args)  # type: ignore[arg-type,return-value]  # likewise
+        return super().resolve_command(ctx, args)  # type: ignore[return-value]  # Typer's own
 
-    def format_options(self, ctx: object, formatter: _Formatter) -> None:  # type: ignore[override]
+    def format_options(self, ctx: object, formatter: _Formatter) -> None:
         """Write the options, and the verbs."""
         with formatter.section("Options"):
             formatter.write_dl(

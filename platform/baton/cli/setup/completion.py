@@ -25,7 +25,8 @@ def completion(
 
     For bash, try it with: source <(baton completion bash)
     """
-    from typer.completion import get_completion_script  # here: keeps --help fast
+    # Here: keeps --help fast. Typer prints the same for its own option.
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     typer.echo(
         get_completion_script(prog_name="baton", complete_var=COMPLETION_VARIABLE, shell=shell)
