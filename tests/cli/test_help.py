@@ -17,8 +17,8 @@ import baton
 from baton.cli.main import COMPLETION_VARIABLE, SYNONYMS, VERBS, build_app
 from baton.cli.setup.completion import Shell
 
-ONE_FORMAT = {("demo",), ("config", "schema"), ("completion",)}
-"""What these print has one format: JSON, or a script."""
+ONE_FORMAT = {("demo",), ("config", "schema"), ("completion",), ("init",)}
+"""What these print has one format: JSON, a script or a file."""
 MOST_CPU_S = 0.3
 BATON = (sys.executable, "-m", "baton.cli.main")
 

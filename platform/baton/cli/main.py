@@ -36,6 +36,7 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             "demo": Verb(
                 "Start a deployment and stream a few requests through it.", "run.demo:demo"
             ),
+            "init": Verb("Print a commented configuration for one model.", "run.init:init"),
             "up": Verb("Start a deployment, and hold it until Ctrl-C.", "run.up:up"),
             "apply": Verb(
                 "Apply a configuration: all of it, or nothing.",

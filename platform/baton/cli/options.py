@@ -17,16 +17,15 @@ from baton.serving.versions import FLAG, KEY
 if TYPE_CHECKING:
     from baton.config import LoadedConfig
 
-ConfigFiles = Annotated[
-    list[Path],
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        help="A configuration; repeat for overlays.",
-        show_default=False,
-    ),
-]
+_CONFIG = typer.Option(
+    "--config",
+    "-c",
+    metavar="FILE",
+    help="A configuration; repeat for overlays.",
+    show_default=False,
+)
+ConfigFiles = Annotated[list[Path], _CONFIG]
+OptionalConfigFiles = Annotated[list[Path] | None, _CONFIG]
 SetOptions = Annotated[
     list[str] | None,
     typer.Option(
