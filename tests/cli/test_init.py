@@ -12,6 +12,7 @@ from baton.cli.backend import Backend
 from baton.cli.main import build_app
 from baton.config import LoadedConfig
 from baton.config.load import load_text
+from baton.domain.errors import BatonError
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -121,3 +122,18 @@ def test_a_model_and_a_file_exclude_each_other(words: tuple[str, ...]) -> None:
     deployments = Deployments()
     assert run(*words, deployments=deployments).exit_code == 2
     assert deployments.started == []
+
+
+class FailingStart(Deployments):
+    """One that never comes to serve."""
+
+    def up(self, config: LoadedConfig, **_: object) -> Mapping[str, object]:
+        raise BatonError("the port went away")
+
+
+def test_a_start_that_failed_is_not_sent_to_the_status_of_what_does_not_run() -> None:
+    done = run("up", "tiny", deployments=FailingStart())
+    assert done.exit_code == 1
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("next: correct what is said above and start again")
+    assert "status" not in last

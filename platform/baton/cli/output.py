@@ -79,8 +79,11 @@ def exit_code(error: BatonError | OSError) -> ExitCode:
 
 
 @contextmanager
-def report_errors() -> Iterator[None]:
-    """Print an error as lines on stderr, the last with a next step, and exit with its status."""
+def report_errors(*, after_failure: str | None = None) -> Iterator[None]:
+    """Print an error as lines on stderr, the last with a next step, and exit with its status.
+
+    `after_failure` is the next step of this verb where an error has no remedy of its own.
+    """
     try:
         yield
     except (BatonError, OSError) as error:
@@ -91,7 +94,8 @@ def report_errors() -> Iterator[None]:
         remedy: object = getattr(error, "remedy", None)
         for line in str(error if remedy is None else why).splitlines():
             print_error(line)
-        typer.echo(f"next: {remedy or _NEXT_STEPS[code]}", err=True)
+        own_step = after_failure if code is ExitCode.FAILURE else None
+        typer.echo(f"next: {remedy or own_step or _NEXT_STEPS[code]}", err=True)
         raise typer.Exit(code) from error
 
 

@@ -10,6 +10,7 @@ import typer
 import baton
 from baton.cli.options import AllowUntested, SetOptions, backend_of, config_overrides, load_files
 from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
+from baton.cli.run.up import AFTER_FAILED_START
 
 _QUICKSTART = Path("configs", "quickstart.yaml")
 
@@ -34,7 +35,7 @@ def demo(
     The last line of stdout is one JSON object with the figures.
     """
     backend = backend_of(context)
-    with report_errors():
+    with report_errors(after_failure=AFTER_FAILED_START):
         loaded_config = load_files(
             context,
             config or [_quickstart()],

@@ -32,6 +32,9 @@ from baton.cli.output import (
 )
 from baton.cli.run.init import DECODE, GPU, MODEL, PREFILL, TP, starter_text, write_new
 
+AFTER_FAILED_START = (
+    "correct what is said above and start again; 'baton doctor' checks this machine"
+)
 _WRITE = typer.Option(
     "--write", metavar="FILE", help="Keep the configuration that was made up in a new file."
 )
@@ -87,7 +90,7 @@ def up(  # noqa: PLR0913 - each is an option
             param_hint="MODEL",
         )
     backend = backend_of(context)
-    with report_errors(), ExitStack() as stack:
+    with report_errors(after_failure=AFTER_FAILED_START), ExitStack() as stack:
         files = config or []
         if model is not None:
             text = starter_text(context, model, gpu=gpu, prefill=prefill, decode=decode, tp=tp)
