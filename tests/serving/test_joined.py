@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +23,7 @@ from baton.domain.errors import (
     PreflightFailed,
 )
 from baton.serving.application.app import ingress_options
+from baton.serving.cluster import local_cluster
 from baton.serving.cluster.cluster_state import ClusterState, process_start_ticks, write_state
 from baton.serving.cluster.node_join import CannotJoin, join_instructions, save_environment
 from baton.serving.front.data_path import DataPath
@@ -279,6 +284,56 @@ def test_what_only_a_cluster_of_batons_own_can_do_is_said_before_it_is_joined() 
 def test_a_cluster_that_does_not_answer_is_one_line() -> None:
     with pytest.raises(ClusterFailed, match=r"nothing answers at 127\.0\.0\.1:1"):
         deploy_to_cluster(simulated(), "127.0.0.1:1", timeout_s=1.0, progress=print)
+
+
+_SETTINGS_FRAME = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+
+@contextmanager
+def listener(answer: bytes) -> Iterator[str]:
+    """A program that answers so whatever it is sent, and then says nothing more."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(answer)
+                over.wait(60)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", "where an HTTP server listens"),
+        (b"220 mail.example ESMTP\r\n", "where another program listens"),
+        (b"", "where another program listens"),
+    ],
+)
+def test_a_listener_that_is_no_cluster_is_refused_before_ray_waits_for_it(
+    answer: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_cluster, "_CONNECT_TIMEOUT_S", 0.5)
+    with listener(answer) as address, pytest.raises(ClusterFailed, match=said) as caught:
+        local_cluster.check_store_address(address)
+    assert "not that of the endpoint" in caught.value.remedy
+
+
+def test_the_store_of_a_cluster_is_known_by_its_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listener(_SETTINGS_FRAME + b"more") as address:
+        local_cluster.check_store_address(address)
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    with listener(b"\x15\x03\x03\x00\x02\x02\x28") as address:
+        local_cluster.check_store_address(address)
 
 
 def test_ingresses_are_where_the_front_of_the_head_reaches_them() -> None:

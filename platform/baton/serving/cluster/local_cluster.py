@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,12 @@ _LOGGER = logging.getLogger(__name__)
 NAMESPACE = "baton"
 _LOOPBACK = "127.0.0.1"
 _RAY_ADDRESS_KEYWORDS = frozenset({"auto", "local"})
-_CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 3.0
+"""To connect to a cluster's store, and to be greeted by it."""
+_FRAME_HEADER_BYTES = 9
+_FRAME_TYPE = 3
+_SETTINGS = b"\x04"
+"""Of an HTTP/2 frame: the length of its header, where its type is, and the type of settings."""
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """Nothing large travels through Ray's object store; Ray's least is 75 MiB."""
 _MAX_RUN_DIR_CHARS = 24
@@ -317,7 +323,7 @@ def attach(address: str, *, token_file: str | None = None) -> None:
     Raises:
         ClusterFailed: nothing answers there, or it refuses the token.
     """
-    _check_address(address)
+    check_store_address(address)
     if token_file is not None:
         os.environ.update(ray_environment(Path(token_file), loopback=is_loopback_address(address)))
     elif not is_loopback_address(address):
@@ -341,10 +347,13 @@ def attach(address: str, *, token_file: str | None = None) -> None:
         ) from error
 
 
-def _check_address(address: str) -> None:
-    """Raise for an address that Ray would split at the wrong colon, or would retry for minutes.
+def check_store_address(address: str) -> None:
+    """Check that the store of a Ray cluster listens at an address.
 
     Keywords such as `auto` and addresses with a protocol pass.
+
+    Raises:
+        ClusterFailed: Ray would split it at the wrong colon, or would wait there for minutes.
     """
     if address in _RAY_ADDRESS_KEYWORDS:
         return
@@ -356,15 +365,44 @@ def _check_address(address: str) -> None:
         ) from error
     if "://" in address:
         return
-    try:  # Ray would try for minutes
-        socket.create_connection(
-            (parsed_address.host, parsed_address.port), timeout=_CONNECT_TIMEOUT_S
-        ).close()
+    try:  # Ray would try for minutes, and not hear Ctrl-C
+        greeting = _greeting(parsed_address.host, parsed_address.port)
     except OSError as error:
         raise ClusterFailed(
             f"nothing answers at {address}, where a Ray cluster was to be: {error}",
             "check that it runs (`baton status`), and the address",
         ) from error
+    if os.environ.get("RAY_USE_TLS", "0").lower() in {"1", "true"}:
+        return  # the store greets after a handshake
+    if greeting[_FRAME_TYPE : _FRAME_TYPE + 1] != _SETTINGS:
+        listener = "an HTTP server" if greeting.startswith(b"HTTP/") else "another program"
+        raise ClusterFailed(
+            f"--address: got {address}, where {listener} listens, expected the store of a Ray"
+            " cluster",
+            "give the address that 'ray start' or 'baton join' printed, not that of the endpoint",
+        )
+
+
+def _greeting(host: str, port: int) -> bytes:
+    """The first bytes that a server answers to an HTTP/1.1 request.
+
+    A gRPC server, as Ray's store is one, begins with its settings whatever it is sent. Source: RFC
+    9113, 3.4.
+    """
+    deadline_s = time.monotonic() + _CONNECT_TIMEOUT_S
+    greeting = b""
+    with socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n")
+        while len(greeting) < _FRAME_HEADER_BYTES:
+            connection.settimeout(max(0.01, deadline_s - time.monotonic()))
+            try:
+                received = connection.recv(_FRAME_HEADER_BYTES - len(greeting))
+            except OSError:  # it says nothing, or has closed the connection
+                break
+            if not received:
+                break
+            greeting += received
+    return greeting
 
 
 def detach() -> None:
