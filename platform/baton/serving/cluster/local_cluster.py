@@ -386,7 +386,7 @@ def check_store_address(address: str) -> None:
 def _greeting(host: str, port: int) -> bytes:
     """The first bytes that a server answers to an HTTP/1.1 request.
 
-    A gRPC server, as Ray's store is one, begins with its settings whatever it is sent. Source: RFC
+    A gRPC server, such as Ray's store, begins with its settings after any request. Source: RFC
     9113, 3.4.
     """
     deadline_s = time.monotonic() + _CONNECT_TIMEOUT_S
