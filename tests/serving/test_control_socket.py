@@ -65,6 +65,17 @@ def test_a_question_reaches_the_replicas_with_a_deadline_of_seconds(serve: Serve
     assert client.load_note("another") is None
 
 
+def test_a_client_that_only_looks_whether_an_owner_answers_is_no_failed_command(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert serve(answers).is_reachable()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(str(tmp_path / SOCKET_NAME))
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("error", [NotRunning("no", "a"), TimedOut("late", "b")])
 def test_an_error_of_the_replicas_comes_back_as_itself(
     serve: Serve, error: NotRunning | TimedOut

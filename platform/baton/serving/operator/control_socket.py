@@ -100,6 +100,8 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         with contextlib.suppress(OSError):  # the client has gone
             request_line = self.rfile.readline(_MAX_REQUEST_BYTES)
+            if not request_line:
+                return  # it only looked whether an owner answers
             self.wfile.write(json.dumps(self._answer(request_line), default=str).encode() + b"\n")
 
     def _answer(self, request_line: bytes) -> dict[str, object]:
