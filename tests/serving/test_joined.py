@@ -322,7 +322,7 @@ def listener(answer: bytes) -> Iterator[str]:
 def test_a_listener_that_is_no_cluster_is_refused_before_ray_waits_for_it(
     answer: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_cluster, "_CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(local_cluster, "_GREETING_TIMEOUT_S", 0.5)
     with listener(answer) as address, pytest.raises(ClusterFailed, match=said) as caught:
         local_cluster.check_store_address(address)
     assert "not that of the endpoint" in caught.value.remedy

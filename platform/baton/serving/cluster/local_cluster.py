@@ -76,7 +76,8 @@ NAMESPACE = "baton"
 _LOOPBACK = "127.0.0.1"
 _RAY_ADDRESS_KEYWORDS = frozenset({"auto", "local"})
 _CONNECT_TIMEOUT_S = 3.0
-"""To connect to a cluster's store, and to be greeted by it."""
+_GREETING_TIMEOUT_S = 10.0
+"""Another program answers at once or never; a store on a busy machine takes its time."""
 _FRAME_HEADER_BYTES = 9
 _FRAME_TYPE = 3
 _SETTINGS = b"\x04"
@@ -389,7 +390,7 @@ def _greeting(host: str, port: int) -> bytes:
     A gRPC server, such as Ray's store, begins with its settings after any request. Source: RFC
     9113, 3.4.
     """
-    deadline_s = time.monotonic() + _CONNECT_TIMEOUT_S
+    deadline_s = time.monotonic() + _GREETING_TIMEOUT_S
     greeting = b""
     with socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n")
