@@ -204,8 +204,9 @@ def _mutation_table(removals: MutationResults) -> Iterator[str]:
         return
     caught = sum(row.outcome is MutationOutcome.CAUGHT for row in removals.rows)
     yield (
-        f"{caught} of {len(removals.rows)} caught, on {removals.began_at[:10]}, "
-        f"`{removals.revision}`; {removals.untried} more not tried."
+        f"{caught} of {len(removals.rows)} caught, the last on {removals.began_at[:10]} at "
+        f"`{removals.revision}`; a row that was not tried then keeps an earlier result. "
+        f"{removals.untried} more not tried."
     )
     yield ""
     yield "| what was taken away | where | caught by |"

@@ -127,7 +127,8 @@ def test_a_protection_whose_removal_nobody_noticed_stands_out() -> None:
     shown = render_page(
         {}, MutationResults(rows=(REMOVAL, survivor), began_at="2026-11-22T12", revision="abc")
     )
-    assert "1 of 2 caught, on 2026-11-22, `abc`; 0 more not tried." in shown
+    assert "1 of 2 caught, the last on 2026-11-22 at `abc`; a row that was not tried" in shown
+    assert "0 more not tried." in shown
     assert (
         "| the deadline of a pull | `platform/baton/x.py` | `tests/x/test_x.py::test_a_pull_ends` |"
         in shown
