@@ -14,6 +14,13 @@ from pathlib import Path
 
 import pytest
 from ray.exceptions import RayTaskError
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatus,
+    DeploymentStatusOverview,
+    DeploymentStatusTrigger,
+)
 
 from baton.domain.errors import (
     AmbiguousDeployment,
@@ -44,6 +51,7 @@ from baton.serving.operator.local_deployment import (
     observability_line,
     progress_line,
     query_all,
+    start_failure,
 )
 from tests.serving.configs import simulated
 
@@ -221,6 +229,49 @@ def test_the_line_of_a_traceback_that_says_what_went_wrong_is_shown() -> None:
     message = "A replica failed:\n  File x\nbaton.domain.errors.EngineStartFailed: no such model\n"
     assert error_line([message]).endswith("EngineStartFailed: no such model")
     assert error_line([]) == ""
+
+
+SLOW_START = "1 replica takes more than 30s to initialize.\nThis may be caused by a slow __init__."
+
+
+def application(status: str, **deployments: tuple[str, str, str]) -> ApplicationStatusOverview:
+    """What Serve says: of each deployment its status, the status's trigger and a message."""
+    return ApplicationStatusOverview(
+        status=ApplicationStatus(status),
+        message="The deployments are not healthy.",
+        last_deployed_time_s=0.0,
+        deployments={
+            name: DeploymentStatusOverview(
+                status=DeploymentStatus(state),
+                status_trigger=DeploymentStatusTrigger(trigger),
+                replica_states={},
+                message=message,
+            )
+            for name, (state, trigger, message) in deployments.items()
+        },
+    )
+
+
+def test_a_replica_that_is_lost_while_others_start_does_not_end_the_start() -> None:
+    slow = ("UPDATING", "CONFIG_UPDATE_STARTED", SLOW_START)
+    for status in ("UNHEALTHY", "DEPLOY_FAILED"):
+        lost = (status, "HEALTH_CHECK_FAILED", "A replica's health check failed.")
+        assert start_failure(application(status, decode=lost, ingress=slow)) is None
+
+
+def test_a_start_whose_replacements_fail_ends_with_their_error_not_with_a_slow_deployments() -> (
+    None
+):
+    error = "Failed three times.\nbaton.domain.errors.EngineStartFailed: out of memory"
+    slow = ("UPDATING", "CONFIG_UPDATE_STARTED", SLOW_START)
+    for status in ("UNHEALTHY", "DEPLOY_FAILED"):
+        decode = (status, "REPLICA_STARTUP_FAILED", error)
+        failure = start_failure(application(status, decode=decode, ingress=slow))
+        assert failure == "baton.domain.errors.EngineStartFailed: out of memory"
+
+
+def test_an_application_that_fails_without_a_deployment_gives_its_own_reason() -> None:
+    assert start_failure(application("DEPLOY_FAILED")) == "The deployments are not healthy."
 
 
 def test_where_to_look_is_said_where_there_is_something_to_see() -> None:

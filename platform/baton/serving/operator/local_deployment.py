@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import httpx
 
@@ -36,11 +36,17 @@ from baton.serving.replica.start_reports import StartWatch
 from baton.serving.shared.names import APP, CONTROLLER, INGRESS
 from baton.serving.store.config_store import BUILD_RECORD_KEY, clear_store, load, save
 
+if TYPE_CHECKING:
+    from ray.serve.schema import ApplicationStatusOverview
+
 _POLL_S = 0.5
 _NO_SERVE_MESSAGE = "no Serve instance running"
 """Serve's message when no Serve runs (Ray 2.60)."""
 _QUERY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
+_FAILED_STATUSES = {"UNHEALTHY", "DEPLOY_FAILED"}
+_REPLICA_LOST = "HEALTH_CHECK_FAILED"
+"""What Serve has seen of a deployment that lost a replica after it was ready."""
 Progress = Callable[[str], None]
 
 
@@ -277,10 +283,8 @@ def await_application(
                 if line:
                     progress(line)
             messages = [s.message for s in application.deployments.values() if s.message]
-            if state in {"DEPLOY_FAILED", "UNHEALTHY"}:
-                raise EngineStartFailed(
-                    error_line(messages) or "the deployment failed", "correct the configuration"
-                )
+            if (failure := start_failure(application)) is not None:
+                raise EngineStartFailed(failure, "correct the configuration")
         time.sleep(_POLL_S)
     detail = nodes_line or " ".join(dict.fromkeys(" ".join(messages).split("\n")))
     raise timeout_error("the replicas were not ready", timeout_s, detail)
@@ -348,6 +352,37 @@ def progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:
         others = ", ".join(s.lower() for s, n in sorted(counts.items()) if n and s != "RUNNING")
         parts.append(f"{name} {ready}/{total}" + (f" ({others})" if others else ""))
     return "ready: " + ", ".join(parts) if parts else "waiting for Ray Serve"
+
+
+def start_failure(application: ApplicationStatusOverview) -> str | None:
+    """Why Serve cannot start an application; None while it still may.
+
+    A replica that was ready and is lost while others start fails its health check. Serve replaces
+    it: only replacements that cannot start are a failure.
+    """
+    triggers = {
+        status.status_trigger.value
+        for status in application.deployments.values()
+        if status.status.value in _FAILED_STATUSES
+    }
+    if triggers == {_REPLICA_LOST}:
+        return None
+    if not triggers and application.status.value not in _FAILED_STATUSES:
+        return None
+    return failure_reason(application)
+
+
+def failure_reason(application: ApplicationStatusOverview) -> str:
+    """Why an application failed, by its failed deployments.
+
+    Serve has a message for each deployment that is slow, too.
+    """
+    messages = [
+        status.message
+        for status in application.deployments.values()
+        if status.status.value in _FAILED_STATUSES
+    ]
+    return error_line(messages) or error_line([application.message]) or "Ray Serve has given up"
 
 
 def error_line(messages: list[str]) -> str:

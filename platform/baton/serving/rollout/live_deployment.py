@@ -26,7 +26,7 @@ from baton.serving.application.builds import (
     encode_build_record,
     with_current_code,
 )
-from baton.serving.operator.local_deployment import error_line
+from baton.serving.operator.local_deployment import failure_reason
 from baton.serving.ray import serve_control
 from baton.serving.ray.context import get_gcs_address
 from baton.serving.ray.packing import unpack
@@ -308,14 +308,11 @@ class LiveDeployment:
         replicas = self._runner.run(
             serve_control.replicas_by_deployment(self._app, names, timeout_s=_QUERY_TIMEOUT_S)
         )
-        failed = str(app.status.value) == "DEPLOY_FAILED"
-        messages = [
-            deployment.message for deployment in app.deployments.values() if deployment.message
-        ]
+        failed = app.status.value == "DEPLOY_FAILED"
         return FleetStatus(
             done=str(app.status.value) != "DEPLOYING"
             and all(states.get(name) == "HEALTHY" for name in names),
-            failure=(error_line(messages) or "Ray Serve has given up") if failed else "",
+            failure=failure_reason(app) if failed else "",
             ready=_replica_ids({name: pool.ready for name, pool in replicas.items()}),
             starting=_replica_ids({name: pool.starting for name, pool in replicas.items()}),
             targets={name: pool.target for name, pool in replicas.items()},
