@@ -28,7 +28,9 @@ class Operator:
         sets = (f"server.port={self.port}", "observability.metrics.port=0")
         words = (word for set_ in sets for word in ("--set", set_))
         self.options = ("-c", str(CONFIGS / "sim.yaml"), *words)
-        self._environment = {**nodes.environment, "RAY_ADDRESS": nodes.address}
+        # As in a pod of an exported file, where every process has it.
+        throughput = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+        self._environment = {**throughput, **nodes.environment, "RAY_ADDRESS": nodes.address}
 
     def run(
         self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S

@@ -7,6 +7,7 @@ only its own. A test compares the table with the verbs' help.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -174,6 +175,10 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 COMPLETION_VARIABLE = "_BATON_COMPLETE"
 """By which a shell asks for completions. Source: Typer's name for a program called `baton`."""
 
+DEBUG_OPTION = "--debug"
+DEBUG_VARIABLE = "BATON_DEBUG"
+"""Either shows the traceback of an unexpected error; the option stands before the verb."""
+
 DEPRECATED_VERBS: Mapping[str, str] = MappingProxyType({"fit": "model.calibrate:fit"})
 """Hidden verbs: module and function by name. Their words are passed on unparsed."""
 
@@ -214,14 +219,27 @@ def _no_op() -> None:
     """The callback of a group, which does nothing."""
 
 
-def main() -> None:
-    """Run the command line; exits with 0 ok, 1 failure, 2 usage, 3 not running, 4 timeout."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; exits with 0 ok, 1 failure, 2 usage, 3 not running, 4 timeout.
+
+    An unexpected error is one line, and its traceback is in a file; --debug and BATON_DEBUG show
+    it.
+    """
     if COMPLETION_VARIABLE in os.environ:
         # Here: keeps --help fast.
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
-    build_app()()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    is_debug = words[:1] == [DEBUG_OPTION] or bool(os.environ.get(DEBUG_VARIABLE))
+    try:
+        build_app()(words[1:] if words[:1] == [DEBUG_OPTION] else words)
+    except Exception as error:
+        if is_debug:
+            raise
+        from baton.cli.output import report_unexpected  # here: keeps --help fast
+
+        sys.exit(report_unexpected(error, debug=f"baton {DEBUG_OPTION}"))
 
 
 class _LazyCommands(MutableMapping[str, _CommandOrGroup]):
@@ -298,6 +316,7 @@ class _GroupedVerbs(_FastGroup):
             formatter.write_dl(
                 [
                     ("--version", "Show the version and exit."),
+                    (f"{DEBUG_OPTION} VERB", "Show the traceback of an unexpected error."),
                     ("-h, --help", "Show this message and exit."),
                 ]
             )

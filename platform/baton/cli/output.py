@@ -9,9 +9,11 @@ import os
 import select
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum, StrEnum
+from pathlib import Path
 
 import typer
 
@@ -97,6 +99,31 @@ def report_errors(*, after_failure: str | None = None) -> Iterator[None]:
         own_step = after_failure if code is ExitCode.FAILURE else None
         typer.echo(f"next: {remedy or own_step or _NEXT_STEPS[code]}", err=True)
         raise typer.Exit(code) from error
+
+
+def report_unexpected(error: Exception, *, debug: str) -> ExitCode:
+    """Print an error that no verb expects as a line; its traceback goes to a file.
+
+    `debug` is the command that shows the traceback.
+    """
+    print_error(one_line(f"{type(error).__name__}: {error}"))
+    try:
+        path = str(_keep_traceback(error))
+    except OSError as failure:
+        path = f"nowhere, for it cannot be written: {failure}"
+    typer.echo(f"next: the traceback is in {path}; '{debug} ...' shows it", err=True)
+    return ExitCode.FAILURE
+
+
+def _keep_traceback(error: Exception) -> Path:
+    """Write the traceback in place of the last one; only this user may read it."""
+    from baton.serving.cluster.cluster_state import state_folder  # here: keeps --help fast
+
+    path = state_folder() / "last-error.log"
+    lines = "".join(traceback.format_exception(error))
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(lines)
+    return path
 
 
 def _is_reader_gone() -> bool:

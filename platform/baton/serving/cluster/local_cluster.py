@@ -67,8 +67,10 @@ from baton.serving.front.public_port import reserve_port
 from baton.serving.ray import serve_control
 from baton.serving.ray.driver import (
     check_serve_not_imported,
+    hide_unfinished_tasks,
     redirect_ray_messages,
     reload_environment,
+    run_handles_in_own_loop,
 )
 
 _LOGGER = logging.getLogger(__name__)
@@ -329,6 +331,7 @@ def attach(address: str, *, token_file: str | None = None) -> None:
         os.environ.update(ray_environment(Path(token_file), loopback=is_loopback_address(address)))
     elif not is_loopback_address(address):
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
+    run_handles_in_own_loop()
     import ray
 
     redirect_ray_messages()
@@ -408,6 +411,7 @@ def _greeting(host: str, port: int) -> bytes:
 
 def detach() -> None:
     """Leave the cluster that `attach` joined."""
+    hide_unfinished_tasks()
     _shutdown_ray()
 
 
@@ -483,9 +487,7 @@ def _make_ray_folder(run_dir: Path) -> Path:
 
 
 def _start_serve(host: str, port: int) -> None:
-    # In this process only (Ray's were started before): throughput mode, meant for replicas, runs
-    # handles in the caller's event loop, and this process has none.
-    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
+    run_handles_in_own_loop()  # in this process only: Ray's were started before
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

@@ -161,9 +161,7 @@ def endpoint_note() -> Mapping[str, object]:
 
 @contextlib.contextmanager
 def _driver(address: str, variables: Mapping[str, str]) -> Iterator[None]:
-    # Serve's parts in this process read them, too; but throughput mode, meant for replicas, runs
-    # handles in the caller's event loop, and this process has none.
-    os.environ.update({**variables, "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1"})
+    os.environ.update(variables)  # Serve's parts in this process read them, too
     attach(address)
     try:
         yield

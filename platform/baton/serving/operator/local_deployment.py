@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import time
@@ -29,6 +28,7 @@ from baton.serving.front.data_path import DataPath, front_thread_count
 from baton.serving.front.haproxy_admin import admin_sockets
 from baton.serving.front.haproxy_hardening import certificate_path
 from baton.serving.operator.control_socket import ControlSocket
+from baton.serving.ray.driver import hide_serve_messages
 from baton.serving.ray.packing import unpack
 from baton.serving.ray.serve_control import NO_REPLICA_READY
 from baton.serving.replica import hub_environment
@@ -62,7 +62,7 @@ def query_all(
     from ray import exceptions, serve
     from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    hide_serve_messages()
     try:
         handle = serve.get_deployment_handle(deployment, APP)
         answers = handle.broadcast(method, *arguments).results(timeout_s=timeout_s)

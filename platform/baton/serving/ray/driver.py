@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -23,6 +24,28 @@ def reload_environment(*, loopback: bool) -> None:
     couplings.ENVIRONMENT.install(ray_constants, ENABLE_RAY_CLUSTER=not loopback)
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+def run_handles_in_own_loop() -> None:
+    """Have this process run handles in a loop of their own; call it before `ray.serve` is imported.
+
+    Throughput mode, which is for replicas and which pods set for every process, runs handles in
+    the caller's event loop, and a command has none.
+    """
+    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
+
+
+def hide_serve_messages() -> None:
+    """Hide Serve's warnings about its own calls, such as a queue length that came late."""
+    # Imported first: its import sets the level.
+    import ray.serve  # noqa: F401
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+
+
+def hide_unfinished_tasks() -> None:
+    """Hide the tracebacks of Serve's tasks that the end of a connection interrupts."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
 def check_serve_not_imported() -> None:

@@ -29,6 +29,7 @@ from baton.serving.application.builds import (
 from baton.serving.operator.local_deployment import failure_reason
 from baton.serving.ray import serve_control
 from baton.serving.ray.context import get_gcs_address
+from baton.serving.ray.driver import hide_serve_messages
 from baton.serving.ray.packing import unpack
 from baton.serving.ray.serve_control import CallResults
 from baton.serving.rollout.rollout import FleetStatus
@@ -401,9 +402,7 @@ def fits(pool: PoolConfig, *, free: Mapping[str, float]) -> bool:
 @contextlib.contextmanager
 def open_live_deployment() -> Iterator[LiveDeployment]:
     """The deployment of the cluster that this process is connected to."""
-    import ray.serve  # noqa: F401 - the import sets the level of its logger
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    hide_serve_messages()
     with asyncio.Runner() as runner:
         yield LiveDeployment(runner)
 
