@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,16 @@ from typer.testing import CliRunner, Result
 import baton
 from baton.cli.backend import Backend, Commands, Progress, Report
 from baton.cli.main import build_app
-from baton.cli.output import TextStyle, bytes_text, duration_text, styled, text_lines
+from baton.cli.output import (
+    Styled,
+    TextStyle,
+    attainment_style,
+    bytes_text,
+    duration_text,
+    styled,
+    table_lines,
+    text_lines,
+)
 from baton.config import LoadedConfig
 from baton.domain.errors import (
     BatonError,
@@ -578,3 +588,38 @@ def test_environment_variables_of_the_process_are_a_layer() -> None:
 def test_nothing_is_coloured_where_colour_is_not_wanted() -> None:
     done = baton_process("config", "validate", "-c", "none.yaml", NO_COLOR="1")
     assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("share", "target", "style"),
+    [
+        (0.99, 0.99, TextStyle.GOOD),
+        (0.981, 0.99, TextStyle.WARNING),
+        (0.979, 0.99, TextStyle.BAD),
+        (0.81, 0.9, TextStyle.WARNING),
+        (0.79, 0.9, TextStyle.BAD),
+        (0.41, 0.5, TextStyle.WARNING),
+        (0.39, 0.5, TextStyle.BAD),
+        (0.995, 1.0, TextStyle.WARNING),
+        (None, 0.9, None),
+        (0.5, None, None),
+    ],
+)
+def test_an_attainment_is_green_at_its_target_yellow_just_below_and_red_far_below(
+    share: float | None, target: float | None, style: TextStyle | None
+) -> None:
+    assert attainment_style(share, target) is style
+
+
+def test_a_cell_in_colour_is_as_wide_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"now": Styled("99%", TextStyle.BAD), "then": "x"}]
+    plain = list(table_lines(rows))
+    assert "\x1b" not in "".join(plain), "stdout is no terminal"
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    coloured = list(table_lines(rows))
+    assert "\x1b[31m" in coloured[1]
+    assert [re.sub(r"\x1b\[\d+m", "", line) for line in coloured] == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert list(table_lines(rows)) == plain

@@ -65,6 +65,7 @@ WELL = {"name": "own:choose", "failures": 0, "last_failure": ""}
 FAILING = {"name": "own:choose", "failures": 3, "last_failure": "KeyError: 'x'"}
 BEHIND, STALE = cached(in_sync=False), cached(is_stale=True)
 NEVER = {"is_stale": True, "age_s": None}
+POOL = {"pool": "decode", "desired": 4, "ready": 4, "starting": 0, "draining": 0}
 CASES: dict[str, dict[str, object]] = {
     "a replica is one row with its state and load, an ingress one line": report(VIEW),
     "a member that no ingress has reached is not joined": report(),
@@ -92,6 +93,36 @@ CASES: dict[str, dict[str, object]] = {
     "a policy that fails is shown": report_of([VIEW], policy=FAILING),
     "a policy that does well is not": report_of([VIEW], policy=WELL),
     "how long it is up is said in its place": report(VIEW) | {"up_s": 734.0},
+    "replicas that were lost are shown with when and how": report(VIEW)
+    | {
+        "losses": [
+            {
+                "replica_id": "decode-9",
+                "age_s": 190.0,
+                "reason": "disconnected",
+                "detail": "its connection broke; its node has died",
+            }
+        ]
+    },
+    "requests that were rejected are counted by cause": report(VIEW)
+    | {
+        "rejections": [
+            {
+                "cause": "queue_full",
+                "status": 429,
+                "requests": 1204,
+                "last_age_s": 12.0,
+                "reason": "64 requests wait already",
+            }
+        ]
+    },
+    "a pool at its maximum that would have more says so": report(VIEW)
+    | {
+        "pools": [
+            POOL | {"asked": 7, "limited_by": "max"},
+            POOL | {"pool": "prefill"},
+        ]
+    },
     "nothing that runs is shown as nothing": {"endpoint": "http://x"},
 }
 

@@ -33,7 +33,7 @@ def member(name: str, **metadata: object) -> Member:
 def watch() -> tuple[FleetWatch, Links, list[Event]]:
     links = Links()
     events: list[Event] = []
-    return FleetWatch(links, events.append), links, events
+    return FleetWatch(links, events.append, now_s=lambda: 0.0), links, events
 
 
 def joined(name: str) -> ReplicaJoined:
@@ -88,7 +88,7 @@ def test_a_member_that_left_and_is_back_begins_anew() -> None:
             super().connect(replica_id, address)
 
     links = Sessions()
-    follow = FleetWatch(links, lambda _event: None)
+    follow = FleetWatch(links, lambda _event: None, now_s=lambda: 0.0)
     follow.on_members(frozenset({member("a"), member("b")}))
     for name in "ab":
         follow.on_link_event(joined(name))
@@ -105,7 +105,7 @@ def test_who_is_joined_is_known_whatever_comes_of_what_was_told() -> None:
         if not isinstance(event, ReplicaDraining):
             raise LinkFailed("frontend", "it reads no more")
 
-    follow = FleetWatch(links, stumble)
+    follow = FleetWatch(links, stumble, now_s=lambda: 0.0)
     follow.on_members(frozenset({member("a")}))
     with pytest.raises(LinkFailed):
         follow.on_link_event(joined("a"))
@@ -149,4 +149,24 @@ def test_what_becomes_of_replicas_is_said_and_a_surprise_louder(
         ("replica_draining", logging.INFO),
         ("replica_lost", logging.INFO),
         ("replica_lost", logging.WARNING),
+    ]
+
+
+def test_a_replica_that_was_lost_is_kept_with_when_and_why_and_a_leaver_is_not() -> None:
+    times = iter([100.0, 107.5])
+    follow = FleetWatch(Links(), lambda _event: None, now_s=lambda: next(times))
+    follow.on_members(frozenset({member("a"), member("b")}))
+    for name in "ab":
+        follow.on_link_event(joined(name))
+    why = "replica a: engine core died; its process ended with signal SIGKILL\nmore"
+    follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.ENGINE_DEAD, why=why))
+    follow.on_members(frozenset({member("a")}))
+    follow.on_link_event(ReplicaLost(replica_id="b", reason=LossReason.DISCONNECTED))
+    assert follow.losses() == [
+        {
+            "replica_id": "a",
+            "age_s": 7.5,
+            "reason": "engine_dead",
+            "detail": why.partition("\n")[0],
+        }
     ]

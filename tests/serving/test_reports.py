@@ -20,6 +20,8 @@ from baton.serving.shared.reports import (
     fleet_report,
     link_report,
     merge_link_reports,
+    merge_losses,
+    merge_rejections,
     policy_report,
     route_report,
     timing_report,
@@ -195,3 +197,54 @@ SOME = (
 @pytest.mark.parametrize("way", SOME)
 async def test_the_loop_holds_while_a_report_is_spoilt_and_goes_on_after_it(way: str) -> None:
     assert await paused_while(corrupted_reports()[way]) == (True, True)
+
+
+def loss(replica_id: str, age_s: float, reason: str = "disconnected", detail: str = "") -> Row:
+    return {"replica_id": replica_id, "age_s": age_s, "reason": reason, "detail": detail}
+
+
+def end(replica_id: str, age_s: float, detail: str, *, is_abnormal: bool) -> Row:
+    row = {"replica_id": replica_id, "age_s": age_s, "detail": detail}
+    return row | {"is_abnormal": is_abnormal}
+
+
+def test_a_loss_is_told_once_with_when_it_was_noticed_first_and_how_it_ended() -> None:
+    ingresses: list[Row] = [
+        {"losses": [loss("a", 9.0), loss("b", 4.0, "unresponsive")]},
+        {"losses": [loss("a", 9.5), loss("c", 2.0, "engine_dead", "signal SIGKILL")]},
+        {},
+    ]
+    ended = [
+        end("a", 9.6, "its node has died", is_abnormal=True),
+        end("b", 3.0, "Ray Serve has ended its process", is_abnormal=False),
+    ]
+    rows = merge_losses(ingresses, ended)
+    assert [(row["replica_id"], row["age_s"], row["detail"]) for row in rows] == [
+        ("a", 9.5, "its connection broke; its node has died"),
+        ("b", 4.0, "it sent no heartbeat; Ray Serve has ended its process"),
+        ("c", 2.0, "signal SIGKILL"),
+    ]
+
+
+def test_a_loss_that_no_ingress_has_noticed_is_told_and_an_ordered_stop_is_not() -> None:
+    ended = [
+        end("ingress-x", 5.0, "its node has died", is_abnormal=True),
+        end("decode-y", 3.0, "Ray Serve has ended its process", is_abnormal=False),
+    ]
+    (row,) = merge_losses([], ended)
+    assert (row["replica_id"], row["reason"]) == ("ingress-x", "died")
+
+
+def test_rejections_of_all_ingresses_are_added_up_by_cause_with_the_last_of_them() -> None:
+    def row(cause: str, requests: int, last_age_s: float, reason: str) -> Row:
+        counts = {"cause": cause, "status": 429, "requests": requests}
+        return counts | {"last_age_s": last_age_s, "reason": reason}
+
+    ingresses: list[Row] = [
+        {"rejections": [row("queue_full", 3, 9.0, "old"), row("rate_limited", 1, 5.0, "rate")]},
+        {"rejections": [row("queue_full", 4, 2.0, "new")]},
+    ]
+    assert merge_rejections(ingresses) == [
+        row("queue_full", 7, 2.0, "new"),
+        row("rate_limited", 1, 5.0, "rate"),
+    ]

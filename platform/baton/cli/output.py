@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum, StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
 
@@ -54,6 +55,15 @@ class TextStyle(StrEnum):
     DIM = "dim"
 
 
+class Styled(NamedTuple):
+    """A cell of a table in a colour."""
+
+    text: str
+    style: TextStyle | None
+
+
+_MIN_TOLERANCE = 0.01
+_MAX_TOLERANCE = 0.1
 _MINUTES_FROM_S = 120.0
 """From here on, durations are shown in minutes."""
 _LONG_UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
@@ -155,6 +165,20 @@ def styled(text: str, style: TextStyle, *, bold: bool = False, err: bool = False
     return typer.style(text, fg=str(style), bold=bold)
 
 
+def attainment_style(share: float | None, target: float | None) -> TextStyle | None:
+    """The colour of an attainment: green at its target, yellow just below, red far below.
+
+    Just below are twice as many misses as the target allows, within 1 and 10 points of it. None
+    without a share or a target.
+    """
+    if share is None or target is None:
+        return None
+    if share >= target:
+        return TextStyle.GOOD
+    tolerance = min(_MAX_TOLERANCE, max(_MIN_TOLERANCE, 1.0 - target))
+    return TextStyle.WARNING if share >= target - tolerance else TextStyle.BAD
+
+
 def supports_color(*, err: bool = False) -> bool:
     """Whether that stream may have colours."""
     stream = sys.stderr if err else sys.stdout
@@ -206,11 +230,25 @@ def text_lines(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
 def table_lines(rows: Sequence[Mapping[str, object]], indent: str = "") -> Iterator[str]:
     """Rows as a table, a line each; its columns are all their keys, in order of appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [columns, *([one_line(_text(row.get(key))) for key in columns] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
+    cells = [
+        [Styled(column, None) for column in columns],
+        *([_cell(row.get(key)) for key in columns] for row in rows),
+    ]
+    widths = [max(len(row[column].text) for row in cells) for column in range(len(columns))]
     for row in cells:
-        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        padded = (
+            _in_style(cell) + " " * (width - len(cell.text))
+            for cell, width in zip(row, widths, strict=True)
+        )
         yield indent + "  ".join(padded).rstrip()
+
+
+def _cell(value: object) -> Styled:
+    return value if isinstance(value, Styled) else Styled(one_line(_text(value)), None)
+
+
+def _in_style(cell: Styled) -> str:
+    return cell.text if cell.style is None else styled(cell.text, cell.style)
 
 
 def one_line(text: str) -> str:

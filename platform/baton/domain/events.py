@@ -72,6 +72,8 @@ class ReplicaLost(Value, kw_only=True):
 
     replica_id: str
     reason: LossReason
+    why: str = ""
+    """The replica's own words; empty without any."""
 
 
 class ReplicaDraining(Value, kw_only=True):

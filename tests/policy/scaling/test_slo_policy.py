@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import FlipReplicas, StartReplicas
 from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
@@ -97,8 +98,34 @@ def test_what_pools_may_not_grow_to_is_told() -> None:
     enough = once(demand(10.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
     short = once(demand(30.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
     assert enough.inputs["unmet"] == 0
-    assert short.replicas == 20
     assert short.inputs["unmet"] == short.inputs["target"] - 20 >= 10
+    assert short.replicas == short.inputs["target"], "the autoscaler limits it to 20"
+    assert enough.replicas == enough.inputs["target"] <= 20
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [(prefill_pool(20), decode_pool(20)), (mixed("both", 20),)],
+    ids=["split", "both"],
+)
+def test_a_pool_at_its_maximum_that_would_have_more_says_so(
+    pools: tuple[PoolObservation, ...],
+) -> None:
+    names = tuple(each.name for each in pools)
+    bounded = options(names=names)
+    tick = Autoscaler(SloPolicy(bounded), bounded).tick(observe(10.0, demand(60.0, 60.0), *pools))
+    assert not tick.actions
+    for decision in tick.decisions:
+        assert (decision.target_replicas, decision.limited_by) == (20, "max"), decision
+        assert decision.desired_replicas >= 60
+
+
+def test_a_pool_at_its_maximum_that_has_enough_says_nothing_of_it() -> None:
+    bounded = options()
+    tick = Autoscaler(SloPolicy(bounded), bounded).tick(
+        observe(10.0, demand(15.0, 15.0), prefill_pool(20), decode_pool(20))
+    )
+    assert [decision.limited_by for decision in tick.decisions] == ["", ""]
 
 
 def test_one_pool_that_does_both_needs_enough_for_both() -> None:
@@ -118,7 +145,7 @@ def test_what_the_others_may_not_grow_large_enough_for_goes_to_pools_that_do_bot
     little = once(demand(3.0, 3.0), prefill_pool(1), decode_pool(1), mixed("both", 1), names=names)
     much = once(demand(30.0, 3.0), prefill_pool(1), decode_pool(1), mixed("both", 1), names=names)
     assert little["both"].replicas == 1
-    assert much["prefill"].replicas == 20
+    assert much["prefill"].replicas == much["prefill"].inputs["target"] > 20
     assert 10 <= much["both"].replicas <= 13
 
 

@@ -20,6 +20,8 @@ from baton.cli.options import (
 )
 from baton.cli.output import (
     OutputFormat,
+    Styled,
+    attainment_style,
     duration_text,
     print_report,
     report_errors,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
 
 JsonDict = dict[str, Any]
+_SHOWN_LOSSES = 8
 
 
 def status(
@@ -71,15 +74,17 @@ def _render(screen: Console, report: Report, alarm: str) -> RenderableType:
     """Cut to the screen; an alarm is the last line."""
     from rich.text import Text
 
-    lines = [line[: screen.width] for line in text_lines(text_report(report))]
+    lines = [Text.from_ansi(line) for line in text_lines(text_report(report))]
     max_lines = screen.height - bool(alarm)
     hidden = len(lines) - max_lines
     if hidden > 0:
         lines = [
             *lines[: max_lines - 1],
-            f"... {hidden + 1} more lines; 'baton top' fits the screen",
+            Text(f"... {hidden + 1} more lines; 'baton top' fits the screen"),
         ]
-    text = Text("\n".join(lines))
+    for line in lines:
+        line.truncate(screen.width)
+    text = Text("\n").join(lines)
     return text.append(f"\n{alarm}", style="red") if alarm else text
 
 
@@ -94,7 +99,10 @@ def text_report(report: Report) -> Report:
     shown = {("up" if key == "up_s" else key): value for key, value in report.items()}
     if "up" in shown:
         shown["up"] = duration_text(cast("float", shown["up"]))
-    for name in ("wanted", "members", "pools", "classes", "demand", "autoscaler"):
+    for name in (
+        *("wanted", "members", "pools", "classes", "demand", "autoscaler"),
+        *("losses", "rejections"),
+    ):
         shown.pop(name, None)
     if rollout := cast("JsonDict", report.get("rollout")):
         shown["rollout"] = _rollout_text(rollout)
@@ -102,6 +110,7 @@ def text_report(report: Report) -> Report:
     shown["replicas"] = [
         _replica_row(member, views.get(member["replica_id"], [])) for member in members
     ]
+    shown |= incident_rows(report)
     if timings := [row for ingress in ingresses[:1] for row in ingress.get("timings", [])]:
         shown["predictions"] = [_timing_row(row) for row in timings]
     shown["ingresses"] = [
@@ -120,6 +129,33 @@ def text_report(report: Report) -> Report:
     if failures := [text for ingress in ingresses if (text := _policy_failure(ingress))]:
         shown["placement_failures"] = failures
     return shown
+
+
+def incident_rows(report: Report) -> Report:
+    """Replicas that were lost, and requests that were rejected in the last hour."""
+    rows: dict[str, object] = {}
+    if losses := cast("list[JsonDict]", report.get("losses")):
+        rows["losses"] = [
+            {
+                "replica_id": loss["replica_id"],
+                "when": f"{duration_text(loss['age_s'])} ago",
+                "reason": loss["reason"],
+                "detail": loss["detail"],
+            }
+            for loss in losses[-_SHOWN_LOSSES:]
+        ]
+    if rejections := cast("list[JsonDict]", report.get("rejections")):
+        rows["rejections"] = [
+            {
+                "cause": row["cause"],
+                "status": row["status"],
+                "in_last_hour": row["requests"],
+                "last": f"{duration_text(row['last_age_s'])} ago",
+                "reason": row["reason"],
+            }
+            for row in rejections
+        ]
+    return rows
 
 
 def _rollout_text(rollout: JsonDict) -> str:
@@ -155,7 +191,7 @@ def _service_rows(report: Report) -> Report:
     if pools := cast("list[JsonDict]", report.get("pools")):
         rows["pools"] = [_pool_row(pool) for pool in pools]
     if classes := cast("list[JsonDict]", report.get("classes")):
-        rows["classes"] = [class_row(class_) for class_ in classes]
+        rows["classes"] = [_styled_class_row(class_) for class_ in classes]
     return rows
 
 
@@ -197,12 +233,19 @@ def roles_text(pool: JsonDict) -> str:
     return ", ".join(f"{count} {role}" for role, count in role_counts.items() if count) or "-"
 
 
+def bounds_text(pool: JsonDict) -> str:
+    """Which bound limits a pool, and how many replicas the scaling policy asks for."""
+    return f"{pool['limited_by']}, asked for {pool['asked']}"
+
+
 def _pool_row(pool: JsonDict) -> dict[str, object]:
     row = {name: pool[name] for name in ("pool", "desired", "ready", "starting", "draining")}
     if "prefill" in pool:
         row["roles"] = roles_text(pool)
         row["busy"] = "-" if pool["busy"] is None else f"{pool['busy']:.0%}"
         row["cold_start"] = duration_text(pool["cold_start_s"])
+    if "limited_by" in pool:
+        row["bounds"] = bounds_text(pool)
     if "trouble" in pool:
         row["trouble"] = str(pool["trouble"]).partition("\n")[0]
     return row
@@ -218,6 +261,14 @@ def class_row(slo_class: JsonDict) -> dict[str, str]:
         "now": share_text(slo_class["attainment"]),
         "window": share_text(slo_class["window_attainment"]),
         "goodput": f"{slo_class['goodput_per_s']:g} of {slo_class['requests_per_s']:g}/s",
+    }
+
+
+def _styled_class_row(slo_class: JsonDict) -> dict[str, object]:
+    row, target = class_row(slo_class), slo_class["target"]
+    return row | {
+        "now": Styled(row["now"], attainment_style(slo_class["attainment"], target)),
+        "window": Styled(row["window"], attainment_style(slo_class["window_attainment"], target)),
     }
 
 

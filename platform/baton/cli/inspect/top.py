@@ -22,7 +22,7 @@ from baton.cli.options import (
     parse_interval,
     resolve_format,
 )
-from baton.cli.output import OutputFormat, print_report, report_errors
+from baton.cli.output import OutputFormat, duration_text, print_report, report_errors
 from baton.console.views import replica_views, service_view
 from baton.domain.names.words import count_text
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
 
 _SLOWEST_COUNT = 10
+_HOUR_S = 3600.0
 _JsonDict = dict[str, Any]
 _SLOWEST_KEYS = (
     "request_id",
@@ -189,8 +190,11 @@ def _warnings(status: _JsonDict, ingresses: list[_JsonDict]) -> Iterable[str]:
     if pause_reason := scaling.get("paused_reason"):
         yield f"the autoscaler holds still: {pause_reason}"
     for pool in status.get("pools") or []:
+        if pool.get("limited_by") == "max":
+            yield f"pool {pool['pool']} is at its maximum, {pool['asked']} replicas are asked for"
         if trouble := pool.get("trouble"):
             yield f"pool {pool['pool']}: {str(trouble).partition(chr(10))[0]}"
+    yield from _incidents(status)
     unhealthy = sum(not ingress["healthy"] for ingress in ingresses)
     if unhealthy:
         yield f"{unhealthy} of {count_text(len(ingresses), 'ingress', 'ingresses')} cannot serve"
@@ -199,3 +203,18 @@ def _warnings(status: _JsonDict, ingresses: list[_JsonDict]) -> Iterable[str]:
         yield f"not joined everywhere: {', '.join(sorted(unreachable))}"
     if failures := sum(ingress.get("policy", {}).get("failures", 0) for ingress in ingresses):
         yield f"the placement policy failed {count_text(failures, 'time')}, see 'baton status'"
+
+
+def _incidents(status: _JsonDict) -> Iterable[str]:
+    """Replicas lost and requests rejected in the last hour."""
+    losses = [loss for loss in status.get("losses") or [] if loss["age_s"] < _HOUR_S]
+    if losses:
+        last = losses[-1]
+        yield (
+            f"{count_text(len(losses), 'replica')} lost in the last hour, the last"
+            f" {duration_text(last['age_s'])} ago: {last['replica_id']}, {last['detail']}"
+        )
+    if rejections := status.get("rejections"):
+        counts = ", ".join(f"{row['requests']} {row['cause']}" for row in rejections)
+        last_age_s = min(row["last_age_s"] for row in rejections)
+        yield f"rejected in the last hour: {counts}, the last {duration_text(last_age_s)} ago"

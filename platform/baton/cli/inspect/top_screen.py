@@ -14,7 +14,14 @@ from rich.text import Text
 from baton.cli.bars import gauge, sparkline
 from baton.cli.explain.trace import route_text
 from baton.cli.inspect.status import class_row, roles_text
-from baton.cli.output import bytes_text, duration_text, one_line, share_text
+from baton.cli.output import (
+    TextStyle,
+    attainment_style,
+    bytes_text,
+    duration_text,
+    one_line,
+    share_text,
+)
 from baton.domain.names.words import count_text
 
 JsonDict = dict[str, Any]
@@ -228,10 +235,8 @@ def _class_row(row: JsonDict) -> list[Cell]:
 
 def _share_style(share: float | None, target: float | None) -> str:
     if share is None:
-        return "dim"
-    if target is None:
-        return ""
-    return "green" if share >= target else "red"
+        return TextStyle.DIM
+    return attainment_style(share, target) or ""
 
 
 def _pool_table() -> Table:

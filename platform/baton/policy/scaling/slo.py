@@ -442,7 +442,8 @@ def _desired_of_pool(
         else {}
     )
     return DesiredReplicas(
-        replicas=planned_pool.replicas,
+        # Not within bounds, so that the autoscaler sees what they deny.
+        replicas=planned_pool.replicas + planned_pool.denied,
         reason=_reason(role, planned_pool, need, current),
         detail=_detail(
             planned_pool,

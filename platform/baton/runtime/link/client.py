@@ -465,7 +465,7 @@ class _ReplicaConnection:
         else:
             self._end_session(LossReason.DISCONNECTED)
 
-    def _end_session(self, reason: LossReason) -> None:
+    def _end_session(self, reason: LossReason, why: str = "") -> None:
         was_joined = self._state is _State.JOINED
         self._close_socket()
         self._state = _State.WAITING
@@ -479,7 +479,9 @@ class _ReplicaConnection:
         )
         if was_joined:
             self._link_context.counters.sessions_lost += not self._closed
-            self._link_context.on_event(ReplicaLost(replica_id=self.replica_id, reason=reason))
+            self._link_context.on_event(
+                ReplicaLost(replica_id=self.replica_id, reason=reason, why=why)
+            )
 
     def _on_rejected(self, why: str) -> None:
         if why != self.rejection_reason:
@@ -627,7 +629,7 @@ class _ReplicaConnection:
         if close_frame.why:
             fields = {"replica_id": self.replica_id, "reason": close_frame.why}
             log_event(_LOG, logging.WARNING, "session_ended", fields)
-        self._end_session(frames.LOSS_REASONS[close_frame.reason])
+        self._end_session(frames.LOSS_REASONS[close_frame.reason], close_frame.why)
 
 
 def _is_sane(values: tuple[object, ...]) -> bool:

@@ -125,3 +125,13 @@ class OwnedProcess:
             )
             log_event(_LOGGER, level, event, fields)
             self._exit_callback(code)
+
+
+def exit_text(code: int) -> str:
+    """How a process ended: `signal SIGKILL` for -9, `exit code 1` for 1."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -46,7 +47,7 @@ from baton.serving.http.metrics_endpoint import MetricsRenderer
 from baton.serving.ray.grpc_port import bind_grpc_to_node
 from baton.serving.ray.membership import Member, Membership
 from baton.serving.ray.packing import pack
-from baton.serving.ray.serve_control import call_all
+from baton.serving.ray.serve_control import EndedReplica, call_all, ended_replicas
 from baton.serving.scaling.loop import ScalingLoop
 from baton.serving.scaling.plan import observer_options, scaling_plan
 from baton.serving.scaling.ports import TickInputs
@@ -79,6 +80,8 @@ _MEMBER_FIELDS = ("replica_id", "pool", "role", "link", "pid")
 _FIRST_VIEW_TIMEOUT_S = 10.0
 _HEAP_TRIM_INTERVAL_S = 60.0
 Json = dict[str, object]
+_ENDED_INTERVAL_S = 5.0
+_ENDED_TIMEOUT_S = 2.0
 _MIN_CLOCK_STEP_S = 10.0
 """Serve's health checks are seconds apart, so smaller steps do no harm."""
 
@@ -195,6 +198,7 @@ class ControllerService:
         async with asyncio.timeout(_FIRST_VIEW_TIMEOUT_S):
             await self._members_known.wait()
         now_s, observation = self._clock.now_s(), self._loop.last_observation
+        ticks = self._loop.history()
         return {
             "baton": self._code_version,
             "model": self._config.model_name,
@@ -204,7 +208,7 @@ class ControllerService:
                 for name, pool in self._config.pools.items()
             },
             "members": [_member_row(member) for member in self._replicas()],
-            "pools": pool_rows(observation, self._loop.states),
+            "pools": pool_rows(observation, self._loop.states, ticks[-1] if ticks else None),
             "classes": class_rows(self._slos, self._observer, now_s),
             "demand": demand_row(observation),
             "autoscaler": self._autoscaler_status(),
@@ -332,6 +336,7 @@ class Controller:
         self._http = controller_http(
             self._service, self._config_participant, app=app_name(), node=node_address()
         )
+        self._ended = EndedReplicas(partial(ended_replicas, app_name()), now_s=unix_time_s)
         await self._service.start()
         self._config_participant.follow(generations)
         await self._http.start()
@@ -340,7 +345,8 @@ class Controller:
     async def status(self) -> bytes:
         """See `ControllerService.status`, with the configuration's generation; packed."""
         status = await full_status(self._service, self._config_participant)
-        return pack({**status, "observability": self._http.status()})
+        ended = await self._ended.rows()
+        return pack({**status, "observability": self._http.status(), "ended": ended})
 
     async def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Json:
         """See `ControllerService.scale`."""
@@ -420,6 +426,39 @@ def _refusal_json(refusal: AdapterRejection | None) -> Json | None:
 def _member_row(member: Member) -> Json:
     row = {name: member.metadata[name] for name in _MEMBER_FIELDS if name in member.metadata}
     return {"node": member.node_ip} | row
+
+
+class EndedReplicas:
+    """How the last replicas that are gone have ended; asks Ray at most every few seconds."""
+
+    def __init__(
+        self, look_up: Callable[[], Sequence[EndedReplica]], *, now_s: Callable[[], float]
+    ) -> None:
+        self._look_up = look_up
+        self._now_s = now_s
+        self._ended: Sequence[EndedReplica] = ()
+        self._asked_at_s = -math.inf
+
+    async def rows(self) -> list[Json]:
+        """One per replica, with its age; without an answer of Ray those of the last answer."""
+        now_s = self._now_s()
+        if not 0 <= now_s - self._asked_at_s < _ENDED_INTERVAL_S:
+            self._asked_at_s = now_s
+            try:
+                async with asyncio.timeout(_ENDED_TIMEOUT_S):
+                    self._ended = await asyncio.to_thread(self._look_up)
+            except Exception as error:  # noqa: BLE001 - a boundary: it is not worth the status
+                fields = {"reason": f"{type(error).__name__}: {error}"}
+                log_event(_LOGGER, logging.WARNING, "ended_replicas_unknown", fields)
+        return [
+            {
+                "replica_id": replica.replica_id,
+                "age_s": round(max(0.0, now_s - replica.ended_at_s), 1),
+                "detail": replica.detail,
+                "is_abnormal": replica.is_abnormal,
+            }
+            for replica in self._ended
+        ]
 
 
 class ClockStepGuard:

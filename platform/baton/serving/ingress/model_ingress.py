@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -75,6 +76,7 @@ from baton.telemetry.logs import log_event
 from baton.telemetry.metrics.ingress import IngressCollector, IngressFacts, IngressMetrics
 from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from baton.telemetry.requests.recorders import Recorders
+from baton.telemetry.requests.rejections import RejectionLog
 from baton.telemetry.requests.request_log import RequestLog, RequestReport, request_report
 from baton.telemetry.requests.tracing import Exporter, SamplingRules, Tracer
 
@@ -90,6 +92,7 @@ _FIRST_REPLICA_TIMEOUT_S = 1800.0
 _MISSING_POOL_WAIT_S = 10.0
 """After this time an ingress serves without a pool that has no replica."""
 _DEFAULT_LIMITS = CoordinatorLimits()
+_KEPT_LOSSES = 32
 
 
 class _Links(Protocol):
@@ -119,6 +122,9 @@ class ModelIngress:
         self._coordinator_id = coordinator_id
         self._clock = MonotonicClock()
         self._request_log = RequestLog()
+        self._rejections = RejectionLog(
+            now_s=self._clock.now_s, call_later=asyncio.get_running_loop().call_later
+        )
         self._frontend: VllmFrontend | RustFrontend | None = None
         self.rust_ingress: RustIngress | None = None
         self._auth = IngressAuth(config)
@@ -157,7 +163,7 @@ class ModelIngress:
             clock=self._clock,
         )
         self._fleet_readiness = FleetReadiness(_permanent_pools(config))
-        self._fleet_watch = FleetWatch(self._link, self._driver.on_event)
+        self._fleet_watch = FleetWatch(self._link, self._driver.on_event, now_s=self._clock.now_s)
         self._membership = Membership(
             app=app, deployments=tuple(config.pools), on_change=self._fleet_watch.on_members
         )
@@ -199,6 +205,7 @@ class ModelIngress:
         if self._frontend is not None:
             await self._frontend.close()
         self._driver.close()
+        self._rejections.close()
         await self._link.close()
         await self.telemetry.close()
         for tracer in self._tracers:
@@ -275,6 +282,8 @@ class ModelIngress:
             "broken_agents": dict(self._coordinator.failed_agents()),
             "in_flight": phases,
             "ended": self._request_log.totals(),
+            "rejections": self._rejections.rows(),
+            "losses": self._fleet_watch.losses(),
             "traces": [tracer.counts.as_dict() for tracer in self._tracers],
             "policy": policy_report(self._config.router.policy, self._placer),
         }
@@ -338,6 +347,8 @@ class ModelIngress:
 
     def fail(self, request_id: str, error: BatonError) -> None:
         """End a request with an error for the client."""
+        if isinstance(error, Rejected):
+            self._rejections.record(error)
         if self._frontend is not None:
             self._frontend.fail(request_id, error)
 
@@ -376,9 +387,12 @@ class ModelIngress:
         return f"{session_name()}/{self._app}"
 
     def _check_admission(self, requests: int, caller: Caller) -> Rejected | None:
-        return self._driver.check_admission(
+        error = self._driver.check_admission(
             requests, tenant=caller.tenant, slo_class=caller.slo_class
         )
+        if error is not None:
+            self._rejections.record(error, requests=requests)
+        return error
 
     def _frontend_settings(self) -> FrontendSettings:
         name = self._config.model_name
@@ -470,9 +484,13 @@ class FleetWatch:
     stays until it breaks; the replica gets no new work.
     """
 
-    def __init__(self, links: _Links, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self, links: _Links, on_event: Callable[[Event], None], *, now_s: Callable[[], float]
+    ) -> None:
         self._links = links
         self._on_event = on_event
+        self._now_s = now_s
+        self._losses: deque[tuple[float, ReplicaLost]] = deque(maxlen=_KEPT_LOSSES)
         self._members: frozenset[str] = frozenset()
         self._joined: set[str] = set()
         self._draining: set[str] = set()
@@ -508,6 +526,19 @@ class FleetWatch:
         finally:  # only this object tracks who has joined, so it does even after an error
             self._track_membership(event)
 
+    def losses(self) -> list[Row]:
+        """The last replicas that were lost unexpectedly, oldest first."""
+        now_s = self._now_s()
+        return [
+            {
+                "replica_id": lost.replica_id,
+                "age_s": round(now_s - at_s, 1),
+                "reason": str(lost.reason),
+                "detail": lost.why.partition("\n")[0],
+            }
+            for at_s, lost in self._losses
+        ]
+
     def _track_membership(self, event: Event) -> None:
         if isinstance(event, ReplicaJoined):
             facts = event.facts
@@ -516,6 +547,8 @@ class FleetWatch:
         elif isinstance(event, ReplicaLost):
             expected = event.reason is LossReason.LEFT or event.replica_id in self._draining
             level = logging.INFO if expected else logging.WARNING
+            if not expected:
+                self._losses.append((self._now_s(), event))
             fields = {"replica_id": event.replica_id, "reason": str(event.reason)}
             _log("replica_lost", fields, level)
             self._joined.discard(event.replica_id)

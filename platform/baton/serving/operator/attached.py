@@ -16,7 +16,13 @@ from baton.serving.cluster.local_cluster import attach, detach
 from baton.serving.operator.control_socket import ControlClient, timeout_of
 from baton.serving.operator.local_deployment import query_all
 from baton.serving.shared.names import CONTROLLER, INGRESS
-from baton.serving.shared.reports import merge_link_reports, merge_request_reports, route_report
+from baton.serving.shared.reports import (
+    merge_link_reports,
+    merge_losses,
+    merge_rejections,
+    merge_request_reports,
+    route_report,
+)
 from baton.serving.store.config_store import ENDPOINT_KEY, ROLLOUT_KEY, load, unix_time_s
 
 Report = Mapping[str, object]
@@ -55,7 +61,13 @@ class AttachedCluster:
         report |= {} if rollout is None else {"rollout": rollout}
         for controller_answer in controller_answers[:1]:
             report |= cast("dict[str, object]", controller_answer)
-        return report | {"ingresses": ingresses}
+        rows = cast("list[Report]", ingresses)
+        ended = cast("list[Report]", report.pop("ended", []))
+        return report | {
+            "losses": merge_losses(rows, ended),
+            "rejections": merge_rejections(rows),
+            "ingresses": ingresses,
+        }
 
     def _endpoint(self) -> dict[str, object]:
         if self.state is not None:

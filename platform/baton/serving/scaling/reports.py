@@ -74,8 +74,16 @@ def class_rows(slos: Mapping[str, Slo], observer: Observer, now_s: float) -> lis
     return rows
 
 
-def pool_rows(observation: Observation | None, states: Mapping[str, DeploymentState]) -> list[Row]:
-    """Each pool: desired replicas, and the states of existing replicas."""
+def pool_rows(
+    observation: Observation | None,
+    states: Mapping[str, DeploymentState],
+    tick: AutoscalerTick | None = None,
+) -> list[Row]:
+    """Each pool: desired replicas, and the states of existing replicas.
+
+    With the last tick also what the scaling policy asked for, and which bound limited it.
+    """
+    decisions = {} if tick is None else {decision.pool: decision for decision in tick.decisions}
     rows: list[Row] = []
     for name, state in sorted(states.items()):
         row: dict[str, object] = {"pool": name, "desired": state.target}
@@ -93,6 +101,8 @@ def pool_rows(observation: Observation | None, states: Mapping[str, DeploymentSt
                 "cold_start_s": round(pool.cold_start_s, 1),
                 "busy": _rounded(pool.utilization_fraction),
             }
+        if (decision := decisions.get(name)) is not None and decision.limited_by:
+            row |= {"asked": decision.desired_replicas, "limited_by": decision.limited_by}
         rows.append(row | ({"trouble": state.message} if state.message else {}))
     return rows
 

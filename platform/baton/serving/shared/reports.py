@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from operator import itemgetter
 from types import MappingProxyType
+from typing import cast
 
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import UnknownRequest
-from baton.domain.fleet import FleetView, ReplicaView
+from baton.domain.fleet import FleetView, LossReason, ReplicaView
 from baton.perf.fitting.engine_timings import TimingQuality
 from baton.policy.links.estimates import LinkRow, LinkState
 from baton.policy.placement.chooser import ChooserPlacer
@@ -82,7 +83,8 @@ def route_report(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
         raise UnknownRequest(
             f"no request {request_id!r} among those that ended recently",
             "'baton trace' lists those that ended recently; ask again once it has ended; an ingress"
-            " keeps its last few thousand requests, its log has a request_ended event for each",
+            " keeps its last few thousand requests, its log has a request_ended event for each that"
+            " was not rejected",
         )
     return {"request_id": request_id, "requests": reports}
 
@@ -133,6 +135,70 @@ def merge_link_reports(answers: Iterable[Iterable[Row]]) -> list[Row]:
         pair = (str(row["source_id"]), str(row["target_id"]))
         by_pair.setdefault(pair, []).append(row)
     return [_merge_rows(by_pair[pair]) for pair in sorted(by_pair)]
+
+
+_LOSS_DETAILS: Mapping[str, str] = MappingProxyType(
+    {
+        LossReason.LEFT: "it is gone from Ray Serve",
+        LossReason.UNRESPONSIVE: "it sent no heartbeat",
+        LossReason.DISCONNECTED: "its connection broke",
+        LossReason.ENGINE_DEAD: "its engine ended",
+        LossReason.OUT_OF_SYNC: "its link lost frames",
+    }
+)
+_DIED = "died"
+"""The reason of a loss that no ingress has noticed."""
+
+
+def merge_losses(ingresses: Iterable[Row], ended: Iterable[Row]) -> list[Row]:
+    """Replicas that were lost, oldest first: when the first ingress noticed, and how each ended.
+
+    `ended` has the processes that Ray knows to have ended. Those that Serve has ended are losses
+    only where an ingress noticed it before.
+    """
+    losses: dict[str, dict[str, object]] = {}
+    for ingress in ingresses:
+        for row in cast("Iterable[Row]", ingress.get("losses") or ()):
+            known = losses.get(str(row["replica_id"]))
+            if known is None or _age_s(known) < _age_s(row):
+                detail = row["detail"] or _LOSS_DETAILS.get(str(row["reason"]), "")
+                losses[str(row["replica_id"])] = {**row, "detail": detail}
+    for row in ended:
+        replica_id = str(row["replica_id"])
+        if (loss := losses.get(replica_id)) is not None:
+            loss["detail"] = "; ".join(filter(None, (str(loss["detail"]), str(row["detail"]))))
+        elif row["is_abnormal"]:
+            age_s, detail = row["age_s"], row["detail"]
+            losses[replica_id] = {
+                "replica_id": replica_id,
+                "age_s": age_s,
+                "reason": _DIED,
+                "detail": detail,
+            }
+    return sorted(losses.values(), key=_age_s, reverse=True)
+
+
+def merge_rejections(ingresses: Iterable[Row]) -> list[Row]:
+    """Rejected requests of all ingresses by cause: their number, and the last of them."""
+    merged: dict[str, Row] = {}
+    for ingress in ingresses:
+        for row in cast("Iterable[Row]", ingress.get("rejections") or ()):
+            cause = str(row["cause"])
+            known = merged.get(cause, row)
+            last = min(known, row, key=_last_age_s)
+            total = cast("int", row["requests"])
+            if cause in merged:
+                total += cast("int", known["requests"])
+            merged[cause] = {**last, "requests": total}
+    return [merged[cause] for cause in sorted(merged)]
+
+
+def _age_s(row: Row) -> float:
+    return cast("float", row["age_s"])
+
+
+def _last_age_s(row: Row) -> float:
+    return cast("float", row["last_age_s"])
 
 
 def _merge_rows(rows: Sequence[Row]) -> Row:

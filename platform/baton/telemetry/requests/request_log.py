@@ -1,4 +1,8 @@
-"""Reports of ended requests: each is logged once, and the latest are kept."""
+"""Reports of ended requests: each is logged once, and the latest are kept.
+
+Rejected requests are lines at DEBUG only: `rejections` sums them up, so that an overload does not
+fill the log.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,8 @@ from baton.telemetry.requests.error_budget import (
 from baton.telemetry.requests.waterfall import Bar, waterfall
 
 _LOGGER = logging.getLogger(__name__)
-_WARNING_PHASES = frozenset({Phase.FAILED, Phase.EVICTED, Phase.SHED})
+_LEVELS = {Phase.FAILED: logging.WARNING, Phase.EVICTED: logging.DEBUG, Phase.SHED: logging.DEBUG}
+"""Of the other phases: INFO."""
 RequestReport = dict[str, object]
 
 
@@ -45,7 +50,7 @@ class RequestLog:
             self._records.popitem(last=False)
         self._by_outcome[record.outcome] = self._by_outcome.get(record.outcome, 0) + 1
         self._resumes += record.resumes
-        level = logging.WARNING if record.outcome in _WARNING_PHASES else logging.INFO
+        level = _LEVELS.get(record.outcome, logging.INFO)
         if _LOGGER.isEnabledFor(level):
             log_event(_LOGGER, level, "request_ended", headline(record))
         if _LOGGER.isEnabledFor(logging.DEBUG):

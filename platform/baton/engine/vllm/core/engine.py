@@ -81,6 +81,7 @@ from baton.engine.vllm.patches.step_budget import limits_problem, scheduler_prob
 from baton.engine.vllm.wire.codec import EngineCodec, UnusableKvHandle, release_request
 from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.process.log_events import log_event
+from baton.runtime.process.owned_process import exit_text
 from baton.runtime.process.scratch import scratch_folder
 from baton.runtime.process.sockets import create_bound_socket
 from baton.runtime.rank_transports import RankTransports
@@ -352,7 +353,7 @@ class VllmEngine:
                 self._ended.set()
                 if self._is_closed():
                     return
-                raise self._engine_died(str(error)) from error
+                raise self._engine_died(f"{error}{_exits_text(self._client)}") from error
             outputs = self._legs.on_step(step)
             if self._series is not None:
                 self._series.on_step(step)
@@ -446,6 +447,14 @@ class VllmEngine:
 
     def _engine_died(self, why: str) -> EngineDied:
         return EngineDied(self._settings.replica_id, why)
+
+
+def _exits_text(client: AsyncMPClient | None) -> str:
+    """How the engine's own processes have ended, behind a semicolon; empty if it is not known."""
+    manager = None if client is None else client.resources.engine_manager
+    codes = [process.exitcode for process in getattr(manager, "processes", ())]
+    texts = dict.fromkeys(exit_text(code) for code in codes if code is not None)
+    return "".join(f"; its process ended with {text}" for text in texts)
 
 
 async def _close_context(client: AsyncMPClient) -> None:

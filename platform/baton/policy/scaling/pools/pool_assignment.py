@@ -35,6 +35,8 @@ class PlannedPool:
     flipped: int
     """Of those that take work: how many play the other role."""
     flipped_before: int
+    denied: int = 0
+    """Replicas that it would have in addition, if bounds did not deny them."""
 
     @property
     def free_slots(self) -> int:
@@ -102,11 +104,13 @@ class PoolAssignment:
     def grow(self, role: Role, replicas: float) -> float:
         """Start replicas for the role; the rest when its pools, and then all, are full.
 
+        What the role's own pools cannot take is denied to the first of them.
         A replica that is started in the other role's pool can play this role once it is ready.
         """
         remaining = _start_replicas(
             self.planned[role], replicas, lambda seat: self._relative_capacity(seat, role)
         )
+        self.planned[role][0].denied = math.ceil(remaining - _ROUNDING)
         flippable = [seat for seat in self.planned[other_role(role)] if self._can_serve(seat, role)]
         return _start_replicas(
             flippable, remaining, lambda seat: self._relative_capacity(seat, role)
@@ -165,9 +169,14 @@ def plan_pools(
 
 
 def resize(planned_pools: Sequence[PlannedPool], replicas: int) -> None:
-    """Have this many replicas in pools that all do the same, as far as bounds let them."""
+    """Have this many replicas in pools that all do the same, as far as bounds let them.
+
+    The first pool is denied the rest.
+    """
     current = sum(seat.replicas for seat in planned_pools)
-    _start_replicas(planned_pools, max(0, replicas - current), lambda _: 1.0)
+    denied = _start_replicas(planned_pools, max(0, replicas - current), lambda _: 1.0)
+    if planned_pools:
+        planned_pools[0].denied = math.ceil(denied - _ROUNDING)
     surplus = max(0, current - replicas)
     for seat in reversed(planned_pools):
         stopped = max(0, min(surplus, seat.replicas - seat.bounds.min))
