@@ -30,7 +30,8 @@ from baton.cli.output import (
     table_lines,
     text_lines,
 )
-from baton.config import LoadedConfig
+from baton.config import DeploymentConfig, LoadedConfig, load_config
+from baton.config.diff import diff
 from baton.domain.errors import (
     BatonError,
     DeadlineExceeded,
@@ -91,6 +92,10 @@ class ScriptedCommands:
 
     def usage(self, *, address: str | None) -> Report:
         return self._answer("usage", address=address)
+
+    def running_config(self, *, address: str | None) -> tuple[int, DeploymentConfig]:
+        self.asked.append(("running_config", {"address": address}))
+        return 7, load_config([Path(SIM)]).config
 
     def apply(self, config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
         progress("asking")
@@ -623,3 +628,37 @@ def test_a_cell_in_colour_is_as_wide_as_without(monkeypatch: pytest.MonkeyPatch)
     assert [re.sub(r"\x1b\[\d+m", "", line) for line in coloured] == plain
     monkeypatch.setenv("NO_COLOR", "1")
     assert list(table_lines(rows)) == plain
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name
+)
+def test_what_config_show_prints_is_applied_unchanged(file: Path, run: Run, tmp_path: Path) -> None:
+    shown, again = run("config", "show", "-c", str(file)), tmp_path / "again.yaml"
+    again.write_text(shown.stdout)
+    commands = ScriptedCommands({"generation": 1, "changes": [], "outcome": "applied"})
+    applied = run("apply", "-c", str(again), commands=commands)
+    assert (applied.exit_code, applied.stderr) == (0, run("apply", "-c", str(file)).stderr)
+    loaded = cast("LoadedConfig", commands.asked[0][1]["config"])
+    assert not diff(load_config([file]).config, loaded.config)
+
+
+def test_the_running_configuration_is_shown_and_is_what_apply_takes(
+    run: Run, tmp_path: Path
+) -> None:
+    shown = run("config", "show", "--running", "--address", "h:1")
+    assert (shown.exit_code, shown.stderr) == (0, "generation 7 runs\n")
+    again = tmp_path / "again.yaml"
+    again.write_text(shown.stdout)
+    assert load_config([again]).config == load_config([Path(SIM)]).config
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--running", "-c", SIM), ("--running", "--origins"), ("--running", "--set", "version=1")],
+)
+def test_either_a_file_or_the_running_configuration_is_shown(
+    words: tuple[str, ...], run: Run
+) -> None:
+    refused = run("config", "show", *words)
+    assert refused.exit_code == 2, refused.output

@@ -110,8 +110,10 @@ def test_generations_are_listed_with_their_fate_and_the_one_that_holds_is_marked
         operation="apply",
         status=GenerationStatus.REVERTED,
         reason="no such key",
+        author="ada@node-1",
     )
-    rows = [asdict(first), asdict(second)]
+    changes = ["slo.default.ttft: 2s -> 3s", "slo.default.tpot: 50ms -> 60ms"]
+    rows = [asdict(first) | {"changes": None}, asdict(second) | {"changes": changes}]
     report: Report = {"generation": 1, "baton": "0.1.0", "generations": rows}
     shown = cast("list[dict[str, str]]", history_rows(report)["generations"])
     assert [row["generation"] for row in shown] == ["0", "1 *"]
@@ -120,8 +122,15 @@ def test_generations_are_listed_with_their_fate_and_the_one_that_holds_is_marked
         "2001",
         "no such key",
     )
+    assert [row["author"] for row in shown] == ["-", "ada@node-1"]
+    assert [row["changes"] for row in shown] == ["-", f"{changes[0]} and 1 more"]
     scripted = Scripted(report)
     assert "reverted" in run(scripted, "history").stdout
+    assert run(scripted, "history", "--diff").stdout.splitlines()[-3:] == [
+        "generation 1, apply:",
+        f"  {changes[0]}",
+        f"  {changes[1]}",
+    ]
     assert json.loads(run(scripted, "history", "--json").stdout) == report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig
+from baton.config.diff import diff
 from baton.control.autoscaling.rollout import RolloutCounts, RolloutRules
 from baton.domain.errors import ApplyRejected
 from baton.runtime.link.frames import PROTOCOL_VERSION
@@ -22,7 +24,14 @@ from baton.serving.application.builds import (
     initial_build_record,
     vllm_version,
 )
-from baton.serving.rollout.apply import apply_config, report, roll_back, target_sizes
+from baton.serving.commands import history_rows
+from baton.serving.rollout.apply import (
+    apply_config,
+    report,
+    roll_back,
+    shown_changes,
+    target_sizes,
+)
 from baton.serving.rollout.live_deployment import cpu_shortfall
 from baton.serving.rollout.ports import ApplyResult
 from baton.serving.rollout.rollout import FleetStatus, RolloutOptions
@@ -626,3 +635,42 @@ async def until(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not is_true():  # noqa: ASYNC110 - it comes from a thread that reads the store
             await asyncio.sleep(0)
+
+
+def test_each_generation_has_who_wrote_it_and_what_changed_against_the_one_before(
+    make: Make,
+) -> None:
+    store = HeadStore()
+    generations = Generations(store, now_s=lambda: 1e9, author=lambda: "ada@node-1")
+    first, second = make(), make("router.seed=7")
+    generations.add_first(first)
+    assert generations.add(LiveConfig(generation=1, config=second), operation="apply")
+    assert generations.add(LiveConfig(generation=2, config=second), operation="rollback")
+    rows = history_rows(generations.history(), generations.find)
+    assert [row["author"] for row in rows] == ["", "ada@node-1", "ada@node-1"]
+    assert (rows[0]["changes"], rows[2]["changes"]) == (None, [])
+    (change,) = [str(change) for change in shown_changes(diff(first, second))]
+    assert rows[1]["changes"] == [change]
+
+
+def test_a_generation_that_an_earlier_build_wrote_has_no_author(make: Make) -> None:
+    store = HeadStore()
+    Generations(store).add(LiveConfig(generation=1, config=make()))
+    (key,) = store.keys("config/")
+    entry = json.loads(store.values[key])
+    del entry["author"]
+    store.values[key] = json.dumps(entry).encode()
+    (record,) = Generations(store).history()
+    assert record.author == ""
+
+
+def test_changes_of_a_generation_that_another_version_wrote_are_not_known(make: Make) -> None:
+    store = HeadStore()
+    generations = Generations(store)
+    for number in (1, 2):
+        generations.add(LiveConfig(generation=number, config=make()))
+    key = sorted(store.keys("config/"))[1]
+    entry = json.loads(store.values[key]) | {"config": "unknown_key: 1"}
+    store.values[key] = json.dumps(entry).encode()
+    rows = history_rows(Generations(store).history(), Generations(store).find)
+    assert [row["changes"] for row in rows] == [None, None]

@@ -13,7 +13,7 @@ from baton.domain.errors import BatonError
 from baton.domain.names.distribution import pip_install_engine
 
 if TYPE_CHECKING:
-    from baton.config import LoadedConfig
+    from baton.config import DeploymentConfig, LoadedConfig
     from baton.serving.operator.log_files import LogLine, LogQuery
     from baton.serving.rollout.ports import ApplyOptions
 
@@ -124,6 +124,10 @@ class Commands(Protocol):
 
     def history(self, *, address: str | None) -> Report:
         """Every configuration that is kept, under `generations`, oldest first."""
+        ...
+
+    def running_config(self, *, address: str | None) -> tuple[int, DeploymentConfig]:
+        """The generation that runs, and its configuration."""
         ...
 
     def explain_scale(self, ticks: int, *, address: str | None) -> Report:

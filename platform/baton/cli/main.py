@@ -66,7 +66,7 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
         "Look at it": {
             "status": Verb("Show what runs: pools, replicas, health.", "inspect.status:status"),
             "history": Verb(
-                "Show past configurations and their results.",
+                "Show past configurations and their results: what changed, and by whom.",
                 "inspect.history:history",
             ),
             "top": Verb(

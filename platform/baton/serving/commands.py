@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from baton.control.fleet.adapter_registry import AdapterRegistry, unserved_adapt
 from baton.domain.errors import (
     ApplyRejected,
     BatonError,
+    ConfigInvalid,
     EngineStartFailed,
     NotRunning,
     ScalingRejected,
@@ -61,7 +62,13 @@ from baton.serving.operator.log_files import (
     follow_lines,
     last_lines,
 )
-from baton.serving.rollout.apply import apply_config, changed_histograms, restart_changes, roll_back
+from baton.serving.rollout.apply import (
+    apply_config,
+    changed_histograms,
+    restart_changes,
+    roll_back,
+    shown_changes,
+)
 from baton.serving.rollout.apply import report as applied_report
 from baton.serving.rollout.live_deployment import open_live_deployment
 from baton.serving.rollout.ports import ApplyOptions, ApplyResult
@@ -248,7 +255,7 @@ def history(*, address: str | None) -> Report:
     """All stored configurations with their outcomes, oldest first."""
     with attach_deployment(address), open_live_deployment() as deployment:
         live, record = deployment.current(), deployment.build_record()
-        rows = [asdict(generation) for generation in deployment.history()]
+        rows = history_rows(deployment.history(), deployment.find)
     if not rows:  # nothing was applied yet
         rows = [
             asdict(
@@ -259,8 +266,35 @@ def history(*, address: str | None) -> Report:
                     status=GenerationStatus.STARTED,
                 )
             )
+            | {"changes": None}
         ]
     return {"generation": live.generation, "baton": record.code, "generations": rows}
+
+
+def history_rows(
+    records: Iterable[GenerationRecord], find: Callable[[int], DeploymentConfig | None]
+) -> list[dict[str, object]]:
+    """Each generation with its changes against the one before, as lines; None where unknown."""
+    rows: list[dict[str, object]] = []
+    previous: DeploymentConfig | None = None
+    for record in records:
+        try:
+            config = find(record.generation)
+        except ConfigInvalid:  # another version of baton wrote it
+            config = None
+        changes = None
+        if previous is not None and config is not None:
+            changes = [str(change) for change in shown_changes(diff(previous, config))]
+        rows.append(asdict(record) | {"changes": changes})
+        previous = config
+    return rows
+
+
+def running_config(*, address: str | None) -> tuple[int, DeploymentConfig]:
+    """The generation that runs, and its configuration."""
+    with attach_deployment(address), open_live_deployment() as deployment:
+        live = deployment.current()
+    return live.generation, live.config
 
 
 def _rollout_options(operation: str, options: ApplyOptions, progress: Progress) -> RolloutOptions:

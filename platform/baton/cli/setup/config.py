@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.options import ConfigFiles, Output, SetOptions, load_files
+from baton.cli.options import (
+    Address,
+    ConfigFiles,
+    OptionalConfigFiles,
+    Output,
+    SetOptions,
+    backend_of,
+    load_files,
+)
 from baton.cli.output import OutputFormat, print_report, report_errors
 from baton.domain.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from baton.config import LoadedConfig
 
 
 def validate(
@@ -45,11 +56,16 @@ def validate(
     print_report(report, output)
 
 
-def show(
+def show(  # noqa: PLR0913 - each is an option
     context: typer.Context,
-    config: ConfigFiles,
+    config: OptionalConfigFiles = None,
     *,
     sets: SetOptions = None,
+    running: Annotated[
+        bool,
+        typer.Option("--running", help="Show the configuration that runs, in place of files."),
+    ] = False,
+    address: Address = None,
     origins: Annotated[
         bool, typer.Option("--origins", help="Show where each value came from.")
     ] = False,
@@ -57,7 +73,7 @@ def show(
 ) -> None:
     """Print the effective configuration: every key, with defaults and layers applied.
 
-    Defaults of engines are in comments.
+    Defaults of engines are in comments. 'baton apply' takes what this prints.
     """
     from baton.config import render  # here: keeps --help fast
     from baton.config.derive.effective_options import (
@@ -66,8 +82,15 @@ def show(
     )
     from baton.config.write.render import origin_lines, to_plain
 
+    if bool(config) == running:
+        raise typer.BadParameter("give one of --config FILE and --running", param_hint="--config")
+    if running and (sets or origins):
+        raise typer.BadParameter("--set and --origins are for files", param_hint="--running")
     with report_errors():
-        loaded_config = load_files(context, config, sets)
+        if running:
+            loaded_config = _running_config(context, address)
+        else:
+            loaded_config = load_files(context, config or [], sets)
     engine_options = effective_engine_options(loaded_config.config, loaded_config.origins)
     if output is OutputFormat.JSON:
         engines = {
@@ -85,6 +108,15 @@ def show(
         typer.echo("# What engines take where this says nothing:")
         for line in engine_option_comments(engine_options):
             typer.echo(line)
+
+
+def _running_config(context: typer.Context, address: str | None) -> LoadedConfig:
+    """The configuration in force; its generation is a line on stderr."""
+    from baton.config import LoadedConfig  # here: keeps --help fast
+
+    generation, config = backend_of(context).commands().running_config(address=address)
+    typer.echo(f"generation {generation} runs", err=True)
+    return LoadedConfig(config=config, origins={})
 
 
 def schema() -> None:

@@ -19,7 +19,7 @@ Another version of baton is rolled out separately (`rollout.upgrade`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -284,10 +284,9 @@ def report(result: ApplyResult, outcome: str) -> dict[str, object]:
         "changes": [
             {"reload": str(change.reload), "change": str(change)}
             for change in sorted(
-                result.changes, key=lambda change: list(Reload).index(change.reload)
+                shown_changes(result.changes),
+                key=lambda change: list(Reload).index(change.reload),
             )
-            if {change.old, change.new}
-            != {None, "null"}  # a new or removed section has its keys listed
         ],
         "histograms": [str(changed) for changed in result.histograms],
         "replaced": list(result.replaced),
@@ -296,6 +295,11 @@ def report(result: ApplyResult, outcome: str) -> dict[str, object]:
         "resized": {pool: list(sizes) for pool, sizes in result.resized.items()},
         "took_s": round(result.took_s, 3),
     }
+
+
+def shown_changes(changes: Iterable[Change]) -> list[Change]:
+    """The changes without new or removed sections, whose keys are among them."""
+    return [change for change in changes if {change.old, change.new} != {None, "null"}]
 
 
 def changed_histograms(old: DeploymentConfig, new: DeploymentConfig) -> tuple[ChangedEdges, ...]:

@@ -13,7 +13,10 @@ Each has a status, for `baton history` and `baton rollback`.
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -160,16 +163,32 @@ class GenerationRecord:
     status: GenerationStatus
     reason: str = ""
     """The failure, or why it was good."""
+    author: str = ""
+    """`user@host` of the command; empty if it is not known."""
+
+
+def user_at_host() -> str:
+    """Who runs this process, and where: `ada@node-1`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in a container
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 class Generations:
     """The applied configurations and their statuses."""
 
     def __init__(
-        self, store: Store | None = None, *, now_s: Callable[[], float] = unix_time_s
+        self,
+        store: Store | None = None,
+        *,
+        now_s: Callable[[], float] = unix_time_s,
+        author: Callable[[], str] = user_at_host,
     ) -> None:
         self._store = store or HeadStore()
         self._now_s = now_s
+        self._author = author
         self._cached: LiveConfig | None = None
         """The last generation read: it never changes, and a read takes 30 ms."""
 
@@ -202,7 +221,7 @@ class Generations:
 
     def add(self, live: LiveConfig, *, operation: str = "apply") -> bool:
         """Store the next configuration; False if another command took its number first."""
-        if not self._put(live, operation):
+        if not self._put(live, operation, self._author()):
             return False
         self._cached = live
         if live.generation > _MAX_GENERATIONS:
@@ -213,7 +232,8 @@ class Generations:
 
     def add_first(self, config: DeploymentConfig) -> None:
         """Store generation 0, for rollbacks. Idempotent."""
-        if self._put(LiveConfig(generation=0, config=config), "up"):
+        # Who started it is not known: the first change stores it.
+        if self._put(LiveConfig(generation=0, config=config), "up", ""):
             self.set_status(0, GenerationStatus.STARTED)
 
     def set_status(self, generation: int, status: GenerationStatus, reason: str = "") -> None:
@@ -234,10 +254,16 @@ class Generations:
             operation=str(entry.get("by", "?")),
             status=GenerationStatus(status_entry.get("fate", GenerationStatus.IN_PROGRESS)),
             reason=str(status_entry.get("why", "")),
+            author=str(entry.get("author", "")),
         )
 
-    def _put(self, live: LiveConfig, operation: str) -> bool:
-        entry = {"config": render(live.config), "by": operation, "at_s": self._now_s()}
+    def _put(self, live: LiveConfig, operation: str, author: str) -> bool:
+        entry = {
+            "config": render(live.config),
+            "by": operation,
+            "at_s": self._now_s(),
+            "author": author,
+        }
         return self._store.put(_key(live.generation), json.dumps(entry).encode(), overwrite=False)
 
     def _numbers(self) -> list[int]:
