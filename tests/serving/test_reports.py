@@ -226,6 +226,25 @@ def test_a_loss_is_told_once_with_when_it_was_noticed_first_and_how_it_ended() -
     ]
 
 
+def test_of_a_replica_that_was_lost_twice_the_last_time_counts() -> None:
+    ingresses: list[Row] = [
+        {"losses": [loss("a", 300.0, "unresponsive"), loss("a", 4.0)]},
+        {"losses": [loss("a", 301.0, "unresponsive"), loss("a", 5.0)]},
+        {"losses": [loss("a", 299.0, "unresponsive")]},
+    ]
+    (row,) = merge_losses(ingresses, [])
+    assert (row["age_s"], row["reason"]) == (5.0, "disconnected")
+
+
+def test_a_replica_that_is_connected_again_is_told_apart_from_one_that_has_ended() -> None:
+    replicas: list[Row] = [{"replica_id": "a"}, {"replica_id": "b"}]
+    lost = [loss("a", 9.0, "unresponsive"), loss("b", 4.0, "unresponsive")]
+    ended = [end("b", 3.0, "its node has died", is_abnormal=True)]
+    first, second = merge_losses([{"losses": lost, "replicas": replicas}], ended)
+    assert first["detail"] == "it sent no heartbeat; it is connected again"
+    assert second["detail"] == "it sent no heartbeat; its node has died"
+
+
 def test_a_loss_that_no_ingress_has_noticed_is_told_and_an_ordered_stop_is_not() -> None:
     ended = [
         end("ingress-x", 5.0, "its node has died", is_abnormal=True),

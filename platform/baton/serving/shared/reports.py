@@ -146,23 +146,26 @@ _LOSS_DETAILS: Mapping[str, str] = MappingProxyType(
         LossReason.OUT_OF_SYNC: "its link lost frames",
     }
 )
+_SAME_LOSS_S = 60.0
+"""Within which all ingresses notice a loss."""
 _DIED = "died"
 """The reason of a loss that no ingress has noticed."""
 
 
-def merge_losses(ingresses: Iterable[Row], ended: Iterable[Row]) -> list[Row]:
-    """Replicas that were lost, oldest first: when the first ingress noticed, and how each ended.
+def merge_losses(ingresses: Iterable[Row], ended: Sequence[Row]) -> list[Row]:
+    """The last loss of each replica, oldest first: when it was noticed first, and how it ended.
 
     `ended` has the processes that Ray knows to have ended. Those that Serve has ended are losses
     only where an ingress noticed it before.
     """
-    losses: dict[str, dict[str, object]] = {}
+    rows_by_replica: dict[str, list[Row]] = {}
+    connected: set[str] = set()
     for ingress in ingresses:
-        for row in cast("Iterable[Row]", ingress.get("losses") or ()):
-            known = losses.get(str(row["replica_id"]))
-            if known is None or _age_s(known) < _age_s(row):
-                detail = row["detail"] or _LOSS_DETAILS.get(str(row["reason"]), "")
-                losses[str(row["replica_id"])] = {**row, "detail": detail}
+        connected |= {str(row["replica_id"]) for row in _rows(ingress, "replicas")}
+        last_losses = {str(row["replica_id"]): row for row in _rows(ingress, "losses")}
+        for replica_id, row in last_losses.items():
+            rows_by_replica.setdefault(replica_id, []).append(row)
+    losses = {replica_id: _merge_loss(rows) for replica_id, rows in rows_by_replica.items()}
     for row in ended:
         replica_id = str(row["replica_id"])
         if (loss := losses.get(replica_id)) is not None:
@@ -175,14 +178,27 @@ def merge_losses(ingresses: Iterable[Row], ended: Iterable[Row]) -> list[Row]:
                 "reason": _DIED,
                 "detail": detail,
             }
+    for replica_id in losses.keys() & connected - {str(row["replica_id"]) for row in ended}:
+        losses[replica_id]["detail"] = f"{losses[replica_id]['detail']}; it is connected again"
     return sorted(losses.values(), key=_age_s, reverse=True)
+
+
+def _merge_loss(rows: Sequence[Row]) -> dict[str, object]:
+    """The last loss of one replica, as the first of these ingresses has noticed it."""
+    newest_s = min(map(_age_s, rows))
+    first = max((row for row in rows if _age_s(row) <= newest_s + _SAME_LOSS_S), key=_age_s)
+    return {**first, "detail": first["detail"] or _LOSS_DETAILS.get(str(first["reason"]), "")}
+
+
+def _rows(ingress: Row, name: str) -> Iterable[Row]:
+    return cast("Iterable[Row]", ingress.get(name) or ())
 
 
 def merge_rejections(ingresses: Iterable[Row]) -> list[Row]:
     """Rejected requests of all ingresses by cause: their number, and the last of them."""
     merged: dict[str, Row] = {}
     for ingress in ingresses:
-        for row in cast("Iterable[Row]", ingress.get("rejections") or ()):
+        for row in _rows(ingress, "rejections"):
             cause = str(row["cause"])
             known = merged.get(cause, row)
             last = min(known, row, key=_last_age_s)
