@@ -11,7 +11,7 @@ import pytest
 from baton.config import DeploymentConfig
 from baton.domain.errors import EngineStartFailed, PreflightFailed
 from baton.serving.application.app import controller_options, ingress_options, pool_options
-from baton.serving.checks.configuration import missing_resources
+from baton.serving.checks.configuration import missing_resources, placement_findings
 from baton.serving.checks.facts import ClusterFacts, MachineFacts
 from baton.serving.checks.start import await_nodes, start_checks
 from baton.serving.replica.engines import local_addresses, side_channel_host
@@ -80,6 +80,37 @@ def test_labels_that_no_node_has_are_named() -> None:
     (finding,) = missing_resources(wanted, racks)
     assert "no node has the labels that pool 'decode' asks for (rack: b)" in finding.found
     assert missing_resources(wanted, replace(ROOM, labels=({"rack": "a"}, {"rack": "b"}))) == ()
+
+
+@pytest.mark.parametrize(
+    ("labels", "having"),
+    [
+        (({"rack": "a"}, {"rack": "c"}, {}), "nodes have rack: a, c"),
+        (
+            ({"ray.io/node-id": "1", "zone": "x"}, {"gpu": "h100"}),
+            "no node has a label rack, they have gpu, zone",
+        ),
+        (({},), "no node has a label rack"),
+    ],
+)
+def test_what_nodes_have_in_place_of_a_label_is_told(
+    labels: tuple[dict[str, str], ...], having: str
+) -> None:
+    wanted = example("sim.yaml", "pools.decode.placement.labels.rack=b")
+    (finding,) = placement_findings(wanted, replace(ROOM, labels=labels), None)
+    assert finding.found.endswith(f"pool 'decode' asks for (rack: b): {having}")
+    assert "pools.decode.placement.labels" in finding.fix
+
+
+def test_a_replica_that_fits_on_no_node_is_told_with_what_the_largest_has() -> None:
+    wanted = example("sim.yaml", "pools.decode.resources.cpus=12")
+    nodes: tuple[dict[str, float], ...] = ({"CPU": 8.0}, {"CPU": 4.0})
+    (finding,) = placement_findings(wanted, replace(ROOM, node_resources=nodes), None)
+    assert finding.found == (
+        "pool 'decode': a replica needs a node with 12 CPUs, and no node has that (at most 8 CPUs)"
+    )
+    assert not placement_findings(wanted, replace(ROOM, node_resources=({"CPU": 16.0},)), None)
+    assert not placement_findings(wanted, ROOM, None), "nothing is known of nodes"
 
 
 def test_a_machine_need_not_have_what_other_nodes_bring() -> None:

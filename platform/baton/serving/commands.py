@@ -30,7 +30,7 @@ from baton.domain.errors import (
     ScalingRejected,
     TimedOut,
 )
-from baton.serving.checks.start import check_machine, check_submission
+from baton.serving.checks.start import check_machine, check_submission, placement_warnings
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.cluster.node_join import join_instructions
 from baton.serving.doctor import run_checks
@@ -204,6 +204,8 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
     with attach_deployment(options.address), open_live_deployment() as deployment:
         live, registry = deployment.current(), active_adapters()
         config = replace(config, config=with_live_cluster(config.config, live.config))
+        for warning in placement_warnings(config.config):
+            progress(f"warning: {warning}")
         preview = ApplyResult(
             generation=live.generation,
             changes=diff(live.config, config.config),

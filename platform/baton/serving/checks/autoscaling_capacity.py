@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from baton.config.derive.selectors import matches_labels
@@ -43,6 +43,28 @@ def _infeasible_on_any_node(
                     f" ({_node_types_text(capacity.node_types)})",
                     f"lower pools.{name}.resources, or add a type",
                 )
+
+
+def too_large_findings(
+    config: DeploymentConfig, node_resources: Sequence[Resources]
+) -> Iterator[Finding]:
+    """Pools whose replicas fit on none of these nodes, even while it is empty."""
+    if not node_resources:
+        return
+    for name in config.pools:
+        parts = _replica_bundles(config, name)
+        for needs in [entry for at, entry in enumerate(parts) if entry not in parts[:at]]:
+            if any(_has_resources(needs, resources) for resources in node_resources):
+                continue
+            most = {
+                resource: max(node.get(resource, 0.0) for node in node_resources)
+                for resource in needs
+            }
+            yield Finding(
+                f"pool {name!r}: a replica needs a node with {resources_text(needs)}, and no node"
+                f" has that (at most {resources_text(most)})",
+                f"lower pools.{name}.resources or parallel, or add such a node",
+            )
 
 
 def _infeasible_in_total(
@@ -101,9 +123,14 @@ def may_host(config: DeploymentConfig, name: str, node_type: NodeType) -> bool:
 
 
 def _fits(needs: Resources, pool: PoolConfig, node_type: NodeType) -> bool:
-    return matches_labels(pool.placement.labels, node_type.labels) and all(
-        node_type.resources.get(resource, 0.0) + _TOLERANCE >= amount
-        for resource, amount in needs.items()
+    return matches_labels(pool.placement.labels, node_type.labels) and _has_resources(
+        needs, node_type.resources
+    )
+
+
+def _has_resources(needs: Resources, resources: Resources) -> bool:
+    return all(
+        resources.get(resource, 0.0) + _TOLERANCE >= amount for resource, amount in needs.items()
     )
 
 

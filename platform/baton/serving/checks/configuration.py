@@ -14,7 +14,7 @@ from baton.config.schema.deployment import DeploymentConfig, EngineKind, PoolCon
 from baton.domain.names.addresses import format_address, is_loopback, is_loopback_address
 from baton.domain.names.words import few
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.serving.checks.autoscaling_capacity import infeasible_findings
+from baton.serving.checks.autoscaling_capacity import infeasible_findings, too_large_findings
 from baton.serving.checks.facts import (
     ClusterFacts,
     FileFact,
@@ -36,6 +36,7 @@ from baton.serving.ray.autoscaler import AutoscalingCapacity
 from baton.serving.versions import PACKAGES, is_before
 
 Versions = Mapping[str, str | None]
+_NODE_ID_LABEL = "ray.io/node-id"
 
 _GIB = 1024**3
 RAY_BYTES = int(0.6 * _GIB)
@@ -341,6 +342,13 @@ def cluster_checks(
         else infeasible_findings(config, capacity)
     )
     yield topic.judged(missing, otherwise="enough for what starts at once")
+    if capacity is None:
+        of_nodes = Topic("nodes' sizes", "a replica that fits on no node never starts")
+        yield of_nodes.judged(
+            too_large_findings(config, facts.node_resources),
+            otherwise="a replica of each pool fits on a node",
+            status=CheckStatus.WARN,
+        )
 
 
 def node_version_checks(
@@ -405,19 +413,45 @@ def missing_resources(config: DeploymentConfig, facts: ClusterFacts) -> tuple[Fi
                 "add nodes, or lower pools.*.resources.cpus or replicas.initial",
             )
         )
-    for name, pool in config.pools.items():
-        required_labels = pool.placement.labels
-        if not any(matches_labels(required_labels, labels) for labels in facts.labels):
-            labels_text = ", ".join(
-                f"{label}: {selector}" for label, selector in required_labels.items()
-            )
-            findings.append(
-                Finding(
-                    f"no node has the labels that pool {name!r} asks for ({labels_text})",
-                    f"start Ray there with --labels, or change pools.{name}.placement.labels",
-                )
-            )
+    findings.extend(label_findings(config, facts.labels))
     return tuple(findings)
+
+
+def label_findings(
+    config: DeploymentConfig, labels_by_node: Sequence[Mapping[str, str]]
+) -> Iterator[Finding]:
+    """Pools whose labels no node has, with what nodes have."""
+    for name, pool in config.pools.items():
+        asked = pool.placement.labels
+        if any(matches_labels(asked, labels) for labels in labels_by_node):
+            continue
+        asked_text = ", ".join(f"{label}: {selector}" for label, selector in asked.items())
+        having = "; ".join(_label_values(label, labels_by_node) for label in asked)
+        yield Finding(
+            f"no node has the labels that pool {name!r} asks for ({asked_text}): {having}",
+            f"start Ray there with --labels, or change pools.{name}.placement.labels",
+        )
+
+
+def _label_values(label: str, labels_by_node: Sequence[Mapping[str, str]]) -> str:
+    """The values that nodes have of a label; without any the labels that they have."""
+    if values := sorted({labels[label] for labels in labels_by_node if label in labels}):
+        return f"nodes have {label}: {few(values, separator=', ')}"
+    names = {name for labels in labels_by_node for name in labels} - {_NODE_ID_LABEL}
+    others = f", they have {few(sorted(names), separator=', ')}" if names else ""
+    return f"no node has a label {label}{others}"
+
+
+def placement_findings(
+    config: DeploymentConfig, facts: ClusterFacts, capacity: AutoscalingCapacity | None
+) -> tuple[Finding, ...]:
+    """Pools of which no node can run a replica; with an autoscaler, also no node to come."""
+    if capacity is not None:
+        return infeasible_findings(config, capacity)
+    return (
+        *label_findings(config, facts.labels),
+        *too_large_findings(config, facts.node_resources),
+    )
 
 
 def check_ray_auth(

@@ -209,6 +209,9 @@ class ClusterFacts:
     gpus: float
     versions: Mapping[str, Mapping[str, str | None]]
     labels: tuple[Mapping[str, str], ...] = ({},)
+    """Of each node."""
+    node_resources: tuple[Mapping[str, float], ...] = ()
+    """Of each node; empty if unknown."""
 
 
 def gather_start(config: DeploymentConfig | None) -> MachineFacts:
@@ -523,11 +526,13 @@ def cluster_resources() -> ClusterFacts:
     import ray
 
     totals = cast("dict[str, float]", ray.cluster_resources())
+    nodes = [node for node in ray.nodes() if node["Alive"]]
     return ClusterFacts(
         cpus=totals.get("CPU", 0.0),
         gpus=totals.get("GPU", 0.0),
         versions={},
-        labels=tuple(node["Labels"] for node in ray.nodes() if node["Alive"]),
+        labels=tuple(node["Labels"] for node in nodes),
+        node_resources=tuple(node["Resources"] for node in nodes),
     )
 
 

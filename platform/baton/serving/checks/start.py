@@ -18,6 +18,7 @@ from baton.serving.checks.configuration import (
     missing_resources,
     needed_versions_check,
     node_version_checks,
+    placement_findings,
     submission_checks,
 )
 from baton.serving.checks.facts import (
@@ -36,7 +37,7 @@ from baton.serving.checks.machine import check_couplings, check_driver, needs_gp
 from baton.serving.checks.named_files import check_node_files, key_findings
 from baton.serving.checks.result import Check, CheckStatus, Topic, lines_with
 from baton.serving.ray.auth_probe import probe_ray_auth
-from baton.serving.ray.autoscaler import AutoscalingCapacity
+from baton.serving.ray.autoscaler import AutoscalingCapacity, read_autoscaling_capacity
 from baton.serving.ray.context import get_gcs_address
 from baton.serving.versions import PACKAGES, untested_packages
 
@@ -118,6 +119,16 @@ def check_cluster(
     if shared and not lines_with(CheckStatus.FAIL, checks):
         checks += check_node_files(collect_node_files(config))
     _refuse_or_warn([*checks, access], warn)
+
+
+def placement_warnings(config: DeploymentConfig) -> tuple[str, ...]:
+    """Pools of which no node of the connected cluster can run a replica.
+
+    Raises:
+        ClusterFailed: its head does not answer.
+    """
+    findings = placement_findings(config, cluster_resources(), read_autoscaling_capacity())
+    return tuple(map(str, findings))
 
 
 def check_declared(config: DeploymentConfig, *, warn: Warn) -> None:
