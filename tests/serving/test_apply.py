@@ -37,6 +37,7 @@ from baton.serving.rollout.ports import ApplyResult
 from baton.serving.rollout.rollout import FleetStatus, RolloutOptions
 from baton.serving.store.config_participant import ConfigParticipant, Switch
 from baton.serving.store.config_store import (
+    STARTED_BY_KEY,
     GenerationRecord,
     Generations,
     GenerationStatus,
@@ -643,11 +644,12 @@ def test_each_generation_has_who_wrote_it_and_what_changed_against_the_one_befor
     store = HeadStore()
     generations = Generations(store, now_s=lambda: 1e9, author=lambda: "ada@node-1")
     first, second = make(), make("router.seed=7")
+    store.put(f"note/{STARTED_BY_KEY}", b"bob@head", overwrite=True)
     generations.add_first(first)
     assert generations.add(LiveConfig(generation=1, config=second), operation="apply")
     assert generations.add(LiveConfig(generation=2, config=second), operation="rollback")
     rows = history_rows(generations.history(), generations.find)
-    assert [row["author"] for row in rows] == ["", "ada@node-1", "ada@node-1"]
+    assert [row["author"] for row in rows] == ["bob@head", "ada@node-1", "ada@node-1"]
     assert (rows[0]["changes"], rows[2]["changes"]) == (None, [])
     (change,) = [str(change) for change in shown_changes(diff(first, second))]
     assert rows[1]["changes"] == [change]

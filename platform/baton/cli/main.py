@@ -66,7 +66,7 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
         "Look at it": {
             "status": Verb("Show what runs: pools, replicas, health.", "inspect.status:status"),
             "history": Verb(
-                "Show past configurations and their results: what changed, and by whom.",
+                "Show past configurations, their changes, authors and results.",
                 "inspect.history:history",
             ),
             "top": Verb(

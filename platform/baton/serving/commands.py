@@ -75,7 +75,12 @@ from baton.serving.rollout.ports import ApplyOptions, ApplyResult
 from baton.serving.rollout.rollout import RolloutOptions
 from baton.serving.rollout.upgrade import upgrade as upgraded
 from baton.serving.store.adapter_store import AdapterStore, active_adapters
-from baton.serving.store.config_store import GenerationRecord, GenerationStatus
+from baton.serving.store.config_store import (
+    STARTED_BY_KEY,
+    GenerationRecord,
+    GenerationStatus,
+    load,
+)
 
 Report = Mapping[str, object]
 _DEMO_START_TIMEOUT_S = 600.0
@@ -258,6 +263,7 @@ def history(*, address: str | None) -> Report:
     with attach_deployment(address), open_live_deployment() as deployment:
         live, record = deployment.current(), deployment.build_record()
         rows = history_rows(deployment.history(), deployment.find)
+        author = (load(STARTED_BY_KEY) or b"").decode()
     if not rows:  # nothing was applied yet
         rows = [
             asdict(
@@ -266,6 +272,7 @@ def history(*, address: str | None) -> Report:
                     at_s=None,
                     operation="up",
                     status=GenerationStatus.STARTED,
+                    author=author,
                 )
             )
             | {"changes": None}

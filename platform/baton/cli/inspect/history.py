@@ -23,7 +23,7 @@ def history(
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show past configurations and their results: what changed, and by whom."""
+    """Show past configurations, their changes, authors and results."""
     with report_errors():
         report = backend_of(context).commands().history(address=address)
     print_report(

@@ -420,7 +420,7 @@ def missing_resources(config: DeploymentConfig, facts: ClusterFacts) -> tuple[Fi
 def label_findings(
     config: DeploymentConfig, labels_by_node: Sequence[Mapping[str, str]]
 ) -> Iterator[Finding]:
-    """Pools whose labels no node has, with what nodes have."""
+    """Pools whose labels no node has, with the values that nodes have."""
     for name, pool in config.pools.items():
         asked = pool.placement.labels
         if any(matches_labels(asked, labels) for labels in labels_by_node):

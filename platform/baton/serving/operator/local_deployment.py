@@ -34,7 +34,14 @@ from baton.serving.ray.serve_control import NO_REPLICA_READY
 from baton.serving.replica import hub_environment
 from baton.serving.replica.start_reports import StartWatch
 from baton.serving.shared.names import APP, CONTROLLER, INGRESS
-from baton.serving.store.config_store import BUILD_RECORD_KEY, clear_store, load, save
+from baton.serving.store.config_store import (
+    BUILD_RECORD_KEY,
+    STARTED_BY_KEY,
+    clear_store,
+    load,
+    save,
+    user_at_host,
+)
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
@@ -223,6 +230,7 @@ def deploy(config: DeploymentConfig, progress: Progress) -> None:
 
     clear_store()
     save(BUILD_RECORD_KEY, encode_build_record(initial_build_record(config)))
+    save(STARTED_BY_KEY, user_at_host().encode())
     hub_environment.store_variables(os.environ)
     target = serve.RunTarget(
         build_app(config), name=APP, route_prefix="/", external_scaler_enabled=True

@@ -34,6 +34,8 @@ BUILD_RECORD_KEY = "built"
 """Builds of the running deployments."""
 ENDPOINT_KEY = "where"
 """Address for clients of a deployment on an existing cluster."""
+STARTED_BY_KEY = "started_by"
+"""`user@host` of the command that started the deployment."""
 ROLLOUT_KEY = "rollout"
 """Progress of the last rollout."""
 _MAX_GENERATIONS = 20
@@ -168,7 +170,7 @@ class GenerationRecord:
 
 
 def user_at_host() -> str:
-    """Who runs this process, and where: `ada@node-1`."""
+    """The user and the machine of this process: `ada@node-1`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in a container
@@ -232,8 +234,8 @@ class Generations:
 
     def add_first(self, config: DeploymentConfig) -> None:
         """Store generation 0, for rollbacks. Idempotent."""
-        # Who started it is not known: the first change stores it.
-        if self._put(LiveConfig(generation=0, config=config), "up", ""):
+        author = (self._store.get(f"note/{STARTED_BY_KEY}") or b"").decode()
+        if self._put(LiveConfig(generation=0, config=config), "up", author):
             self.set_status(0, GenerationStatus.STARTED)
 
     def set_status(self, generation: int, status: GenerationStatus, reason: str = "") -> None:

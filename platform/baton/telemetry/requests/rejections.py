@@ -23,7 +23,7 @@ class _Timer(Protocol):
 
 
 CallLater = Callable[[float, Callable[[], None]], _Timer]
-"""Calls a function after so many seconds, as an event loop's `call_later`."""
+"""Calls a function after a delay in seconds, as an event loop's `call_later`."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class RejectionLog:
 
     Theory of operation. The first rejection is logged at once, and a timer starts. At the end of
     each period each cause with new rejections is one line; a period without any stops the timer.
-    Causes come from an enumeration, so that lines and memory are bounded whatever clients send.
+    Causes come from an enumeration, so that lines and memory are bounded for any load.
     """
 
     def __init__(

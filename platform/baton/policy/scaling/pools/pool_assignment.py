@@ -104,7 +104,7 @@ class PoolAssignment:
     def grow(self, role: Role, replicas: float) -> float:
         """Start replicas for the role; the rest when its pools, and then all, are full.
 
-        What the role's own pools cannot take is denied to the first of them.
+        The first of the role's own pools is denied the replicas that they cannot have.
         A replica that is started in the other role's pool can play this role once it is ready.
         """
         remaining = _start_replicas(
