@@ -15,7 +15,7 @@ import pytest
 from baton.domain.events import LoadReported, ReplicaLost
 from baton.domain.fleet import Load, LossReason
 from baton.policy.prefix_cache.index import IndexOptions
-from baton.policy.resilience.liveness import IDLE_GRACE_S
+from baton.policy.resilience.liveness import IDLE_GRACE_S, STALE_AFTER_S
 from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.liveness import HeartbeatMonitor
@@ -32,6 +32,7 @@ from tests.fakes.link_rig import (
     running_host,
 )
 from tests.fakes.scripted_engine import ScriptedEngine, make_leg
+from tests.repo.project import ROOT
 
 BY_HAND = LinkOptions(heartbeat_interval_s=100.0, heartbeat_timeout_s=1000.0)
 """No beat is due while a test lasts but those that it asks for."""
@@ -172,9 +173,17 @@ def test_coordinators_expect_no_more_of_who_rests_than_is_said() -> None:
     )
 
 
-def test_the_cache_of_an_idle_replica_is_not_called_stale_between_two_heartbeats() -> None:
+def test_a_report_is_stale_when_the_link_of_an_idle_replica_has_ended_and_not_before() -> None:
     options = LinkOptions()
-    assert IndexOptions().stale_after_s >= options.idle_extra_s + options.heartbeat_timeout_s
+    assert options.idle_extra_s + options.heartbeat_timeout_s == STALE_AFTER_S
+    assert options.idle_extra_s == IDLE_GRACE_S
+    assert IndexOptions().stale_after_s == STALE_AFTER_S
+    idle_interval_s = options.idle_beat_divisor * options.heartbeat_interval_s
+    assert idle_interval_s < STALE_AFTER_S
+    page = (ROOT / "docs" / "operations" / "routing.md").read_text()
+    assert f"| index `stale` | no confirmation for {STALE_AFTER_S:g} s" in page
+    page = (ROOT / "docs" / "operations" / "failures.md").read_text()
+    assert f"idle replicas every {idle_interval_s:g} s" in page
 
 
 def test_who_rests_speaks_once_in_two_livenesses() -> None:

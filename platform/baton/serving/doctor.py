@@ -20,7 +20,7 @@ from baton.config.schema.deployment import DeploymentConfig
 from baton.domain.errors import BatonError, NotRunning
 from baton.domain.names.addresses import format_address, is_loopback
 from baton.domain.names.words import few
-from baton.policy.resilience.liveness import IDLE_GRACE_S
+from baton.policy.resilience.liveness import STALE_AFTER_S
 from baton.serving.checks.configuration import check_nodes, check_ray_auth, doctor_checks
 from baton.serving.checks.facts import (
     Progress,
@@ -47,8 +47,6 @@ _NODES_TIMEOUT_S = 65.0
 _HTTP_TIMEOUT_S = 6.0
 _PORTS_TIMEOUT_S = 10.0
 _AUTH_PROBE_TIMEOUT_S = 25.0
-_STALE_LOAD_S = 2.0 + IDLE_GRACE_S
-"""Replicas report four times a second while they have work, else every 4 s."""
 _REPORTED = ("name", "status", "detail", "why", "fix")
 _MAX_LISTED = 5
 
@@ -462,7 +460,7 @@ def _check_reports(status: JsonDict) -> Check:
     stale_loads = [
         f"{view['replica_id']} {view['load_age_s']:.0f} s"
         for view in views
-        if view["load_age_s"] > _STALE_LOAD_S
+        if view["load_age_s"] > STALE_AFTER_S
     ]
     if stale_loads:
         return topic.failed(

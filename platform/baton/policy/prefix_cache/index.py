@@ -46,7 +46,7 @@ from baton.policy.prefix_cache.predicted_blocks import (
     Prediction,
     ReplicaPredictions,
 )
-from baton.policy.resilience.liveness import IDLE_GRACE_S
+from baton.policy.resilience.liveness import STALE_AFTER_S
 
 _MAX_CONTRADICTIONS = 2
 """This many contradicting answers in a row invalidate the index's record of a replica."""
@@ -188,9 +188,8 @@ class IndexOptions:
     """How long a prediction is believed of a replica that reports nothing, or not any more."""
     unconfirmed_ttl_s: float = 5.0
     """How long a prediction of a reporting replica is valid."""
-    stale_after_s: float = 2.0 + IDLE_GRACE_S
-    """A replica that has not vouched for its blocks for so long is called stale. An idle one
-    vouches every 4 s, with its heartbeat."""
+    stale_after_s: float = STALE_AFTER_S
+    """A replica whose heartbeats have not confirmed its blocks for so long is called stale."""
     resync_interval_s: float = 1.0
     """A snapshot that does not come is asked for again after so long."""
 

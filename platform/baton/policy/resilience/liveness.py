@@ -1,7 +1,7 @@
 """Unresponsive replicas: a frozen process, a hung host and a cut cable all look like that.
 
-Theory of operation. Every replica sends a heartbeat four times a second, independent of its engine.
-An idle replica may be quiet for `IDLE_GRACE_S` more, until it gets work. After half of
+Theory of operation. Every replica sends a heartbeat each `HEARTBEAT_INTERVAL_S`, independent of its
+engine. An idle replica may be quiet for `IDLE_GRACE_S` more, until it gets work. After half of
 `heartbeat_timeout_s` without a message a replica is *suspect* and gets no new work. After all of it
 the replica is *unresponsive*, and its requests go elsewhere. A message ends both.
 
@@ -12,9 +12,17 @@ and no replica is blamed for that time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-IDLE_GRACE_S = 3.75
-"""How much longer it takes until who has nothing to do speaks again."""
+HEARTBEAT_INTERVAL_S: Final = 0.25
+"""Of a replica with work. All other times of reports follow from it and the next two values."""
+INTERVALS_PER_IDLE_HEARTBEAT: Final = 16
+LINK_TIMEOUT_S: Final = 2.0
+"""A peer with work that sends nothing for so long has lost its session."""
+IDLE_GRACE_S: Final = (INTERVALS_PER_IDLE_HEARTBEAT - 1) * HEARTBEAT_INTERVAL_S
+"""How much longer an idle replica takes until its next heartbeat."""
+STALE_AFTER_S: Final = LINK_TIMEOUT_S + IDLE_GRACE_S
+"""A younger report is fresh: when an older one arrives, the session of an idle peer has ended."""
 _CHECKS_PER_TIMEOUT = 6
 """Within `heartbeat_timeout_s`: a failure is noticed a sixth late at most."""
 _SUSPECT_FRACTION = 0.5

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.policy.resilience.liveness import (
+    HEARTBEAT_INTERVAL_S,
+    INTERVALS_PER_IDLE_HEARTBEAT,
+    LINK_TIMEOUT_S,
+)
 from baton.runtime.link.keys import FleetKeys
-
-_MAX_IDLE_BEAT_DIVISOR = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
     """Timings and bounds; both ends of a link are given the same."""
 
-    heartbeat_interval_s: float = 0.25
+    heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S
     """Interval of heartbeats of both sides; the replica's have its load."""
-    heartbeat_timeout_s: float = 2.0
+    heartbeat_timeout_s: float = LINK_TIMEOUT_S
     """A peer without a message for this long is dead."""
     reconnect_s: float = 0.1
     """First pause before a reconnect; doubled up to `reconnect_max_s`."""
@@ -51,7 +54,7 @@ class LinkOptions:
         return max(
             1,
             min(
-                _MAX_IDLE_BEAT_DIVISOR,
+                INTERVALS_PER_IDLE_HEARTBEAT,
                 int(2 * self.heartbeat_timeout_s / self.heartbeat_interval_s),
             ),
         )
