@@ -17,7 +17,7 @@ import pytest
 from baton.domain.errors import RdmaMissing, TransferFailed
 from baton.runtime.rank_transports import RankTransports, read_own_transports
 from baton.transfer import peers as peers_module
-from baton.transfer.peers import Peers, transport_environment
+from baton.transfer.peers import Peers, loopback_devices, transport_environment
 from baton.transfer.side_channel import (
     SideChannelChecker,
     SideChannelFacts,
@@ -93,6 +93,15 @@ def test_two_engines_on_one_host_keep_their_logs_apart() -> None:
 def test_an_engines_environment_has_ucx_tell_its_choices_there() -> None:
     peers = Peers("d-1", OWN)
     assert peers.environment().items() >= transport_environment(folder(peers)).items()
+
+
+def test_engines_of_one_machine_listen_on_loopback_and_rdma_cards_alone(tmp_path: Path) -> None:
+    assert loopback_devices(tmp_path) == {"UCX_NET_DEVICES": "lo"}
+    for port in ("mlx5_1/ports/1", "mlx5_0/ports/1", "mlx5_0/ports/2"):
+        (tmp_path / port).mkdir(parents=True)
+    assert loopback_devices(tmp_path) == {"UCX_NET_DEVICES": "lo,mlx5_0:1,mlx5_0:2,mlx5_1:1"}
+    assert Peers("d0", "127.0.0.1:1").environment()["UCX_NET_DEVICES"].split(",")[0] == "lo"
+    assert "UCX_NET_DEVICES" not in Peers("d0", "10.0.0.7:1").environment()
 
 
 async def test_a_transport_is_known_after_a_check_and_not_before() -> None:

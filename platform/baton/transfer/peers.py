@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from baton.domain.errors import RdmaMissing
-from baton.domain.names.addresses import parse_address, same_host
+from baton.domain.names.addresses import is_loopback, parse_address, same_host
 from baton.runtime.process.log_events import log_event
 from baton.runtime.process.scratch import scratch_folder
 from baton.runtime.rank_transports import LOG_VARIABLE, Locality, RankTransports, log_name
@@ -37,6 +37,7 @@ _MAX_INCOMPLETE_QUERIES = 3
 """After this many queries a worker without an answer breaks `require_rdma`."""
 QueryRanks = Callable[[], Awaitable[Sequence[RankTransports]]]
 _MAX_LOG_SIZE = "4M"
+_RDMA_DEVICES = Path("/sys/class/infiniband")
 _FLUSH_S = 1.0
 _INTRA_NODE = frozenset(
     {"cma", "cuda_copy", "cuda_ipc", "gdr_copy", "knem", "posix", "rocm_copy", "rocm_ipc", "sysv"}
@@ -87,7 +88,8 @@ class Peers:
 
     def environment(self) -> dict[str, str]:
         """Variables for the engine's processes: UCX tuned for pulls and logging its transports."""
-        return {**UCX_SETTINGS, **transport_environment(self._folder)}
+        network = loopback_devices(_RDMA_DEVICES) if is_loopback(self._own_host) else {}
+        return {**UCX_SETTINGS, **network, **transport_environment(self._folder)}
 
     def ranks(self) -> tuple[RankTransports, ...]:
         """Each worker's last report, by rank; workers without a report are missing."""
@@ -175,6 +177,16 @@ def _host(address: str) -> str:
         return parse_address(address).host
     except ValueError:  # a query there reports it
         return ""
+
+
+def loopback_devices(rdma_devices: Path) -> dict[str, str]:
+    """Network devices for an engine whose peers are all on this machine.
+
+    By default UCX listens on the address of every interface, where other machines reach it. RDMA
+    devices have no such listener.
+    """
+    ports = sorted(f"{port.parts[-3]}:{port.name}" for port in rdma_devices.glob("*/ports/*"))
+    return {"UCX_NET_DEVICES": ",".join(["lo", *ports])}
 
 
 def transport_environment(folder: Path) -> dict[str, str]:
