@@ -131,6 +131,24 @@ def test_messages_of_ray_go_to_standard_error(
     assert err.count("a node has been marked dead") == 1
 
 
+def test_only_messages_for_the_user_are_shown_and_without_colours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    monkeypatch.delenv("RAY_COLOR_PREFIX", raising=False)
+    redirect_ray_messages()
+    retried = (
+        "Task ServeController.listen_for_change failed. There are infinite retries remaining, so"
+        " the task will be retried. Error: The actor is dead because it was killed by `ray.kill`."
+    )
+    for line in (retried, "Task Replica.run failed. There are 0 retries remaining."):
+        worker.print_to_stdstream(
+            {"lines": [line], "pid": "raylet", "is_err": False}, ignore_prefix=False
+        )
+    lines = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert lines == ["(raylet) Task Replica.run failed. There are 0 retries remaining."]
+
+
 def test_a_ray_that_has_no_such_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(worker, "print_to_stdstream")
     redirect_ray_messages()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from typing import Any
 
@@ -11,6 +12,8 @@ from baton.domain.errors import ClusterFailed
 from baton.serving.ray import couplings
 
 _PATCHED_ATTRIBUTE = "_baton_stderr"
+_OWN_RETRY = re.compile(r"Task ServeController\.\w+ failed\. There are infinite retries remaining")
+"""Ray's message about calls that wait for Serve's controller while it stops or restarts."""
 
 
 def reload_environment(*, loopback: bool) -> None:
@@ -63,21 +66,33 @@ def check_serve_not_imported() -> None:
         )
 
 
+def quiet_serve() -> None:
+    """Have Ray Serve log only errors in this process.
+
+    Its warnings, as of a replica that takes over 0.1 s to answer, are about retries of its own.
+    """
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+
+
 def redirect_ray_messages() -> None:
-    """Have messages of Ray printed on standard error from now on. Idempotent.
+    """Have messages of Ray printed on standard error, without colours, from now on. Idempotent.
 
     Ray reports dead nodes to every driver, despite `log_to_driver`, and prints on standard output
-    from a thread of its own: into the middle of `baton status -o json`, for example.
+    from a thread of its own: into the middle of `baton status -o json`, for example. Messages about
+    retries that belong to every stop are left out.
     """
     from ray._private import worker
 
     print_message = getattr(worker, "print_to_stdstream", None)
     if hasattr(print_message, _PATCHED_ATTRIBUTE):
         return
+    os.environ["RAY_COLOR_PREFIX"] = "0"  # Ray's own colours go into pipes, too
 
     def on_stderr(data: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Ray's
         assert print_message is not None, "it is there where the row fits"
-        print_message({**data, "is_err": True}, *args, **kwargs)
+        lines = [line for line in data["lines"] if not _OWN_RETRY.search(str(line))]
+        if lines:
+            print_message({**data, "lines": lines, "is_err": True}, *args, **kwargs)
 
     setattr(on_stderr, _PATCHED_ATTRIBUTE, True)
     couplings.MESSAGES.install(worker, print_to_stdstream=on_stderr)
