@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.hub_fetch import FetchRequest, downloaded_bytes
+from baton.engine.hub_fetch import FetchRequest, access_failure, downloaded_bytes
 from tests.fakes.hub import COMMIT_SHA, REPOSITORY, TOKEN, Hub, HubBehavior, serve_hub
 from tests.fakes.scaled_deadline import ScaledDeadline
 
@@ -128,7 +128,9 @@ def test_a_gated_model_comes_by_the_token_alone(node: Node) -> None:
 def test_what_is_not_there_is_said_in_one_line(node: Node) -> None:
     why, remedy = node.fetches(repository="org/none")
     assert why == f"{node.hub.url} shows no model org/none: it answered 404"
-    assert remedy == "correct models.*.source, or set HF_TOKEN where it is private"
+    assert remedy == (
+        "correct the spelling of its name (models.*.source), or set HF_TOKEN where it is private"
+    )
     node.hub.behavior = HubBehavior(private=True)
     assert node.fetches()[0] == f"{node.hub.url} shows no model org/small: it answered 401"
     node.hub.behavior = HubBehavior()
@@ -139,6 +141,41 @@ def test_what_is_not_there_is_said_in_one_line(node: Node) -> None:
     why, remedy = node.fetches({"HF_HUB_OFFLINE": "1", "HF_HOME": str(node.folder / "empty")})
     assert "HF_HUB_OFFLINE is set" in why
     assert remedy.startswith("fetch it there with 'hf download'")
+
+
+def test_a_start_learns_before_it_begins_what_the_hub_refuses(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    seen = {"HF_ENDPOINT": hub.url}
+
+    def failure(repository: str = REPOSITORY, revision: str | None = None) -> str:
+        return str(access_failure(repository, revision, seen, folder=tmp_path))
+
+    assert failure() == "None"
+    assert "shows no model org/none: it answered 404" in failure("org/none")
+    assert "correct the spelling of its name" in failure("org/none")
+    assert "has no revision 'v9'" in failure(revision="v9")
+    hub.behavior = HubBehavior(gated=True)
+    assert "is gated: " in failure()
+    assert f"accept its licence at {hub.url}/org/small and set HF_TOKEN" in failure()
+    monkeypatch.setenv("HF_TOKEN", "hf_of_another")
+    seen["HF_TOKEN"] = "hf_of_another"  # noqa: S105 - of nobody
+    assert "with the account of HF_TOKEN" in failure()
+    hub.behavior = HubBehavior(status=403)
+    assert "see whether HF_TOKEN is valid and may read it" in failure()
+    hub.behavior = HubBehavior(status=503)
+    assert "answered 503" in failure()
+    seen["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    assert "http://127.0.0.1:9 cannot be reached for model org/small: ConnectError" in failure()
+
+
+def test_a_model_that_is_here_starts_without_the_hub(node: Node) -> None:
+    assert node.fetches() == []
+    cache = node.folder / "hub"
+    seen = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert access_failure(REPOSITORY, None, seen, folder=cache) is None
+    assert access_failure("org/other", None, seen, folder=cache) is not None
 
 
 def test_a_hub_that_does_not_answer_is_said_at_once(node: Node) -> None:

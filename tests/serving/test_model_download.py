@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -14,6 +16,7 @@ from baton.config import DeploymentConfig, load_config
 from baton.domain.errors import EngineStartFailed
 from baton.domain.names.model_sources import is_on_hub
 from baton.engine.hub_fetch import FetchRequest
+from baton.serving.checks.facts import hub_findings
 from baton.serving.replica.model_download import fetch, fetch_for_engine, progress_text
 from baton.serving.replica.start_reports import StartReporter
 from tests.fakes.head_store import HeadStore
@@ -68,6 +71,23 @@ def test_folders_stores_and_the_tiny_model_are_on_no_hub() -> None:
 def test_amounts_are_in_a_unit_that_fits() -> None:
     assert progress_text(3_100_000_000, 16_100_000_000) == "3.1 of 16.1 GB"
     assert progress_text(0, 2_000_000) == "0.0 of 2.0 MB"
+
+
+def test_a_start_waits_for_a_silent_hub_no_longer_than_it_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        (finding,) = hub_findings(config(REPOSITORY), {"HF_ENDPOINT": url}, timeout_s=0.2)
+    assert finding.found.startswith(f"{url} cannot be reached for model {REPOSITORY}: its hub")
+    assert "HF_HUB_OFFLINE=1" in finding.fix
+
+
+def test_no_hub_is_asked_for_what_it_does_not_give_or_other_nodes_get() -> None:
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert hub_findings(config("tiny"), nowhere) == ()
+    assert hub_findings(config(REPOSITORY), nowhere | {"HF_HUB_OFFLINE": "1"}) == ()
+    elsewhere = config(REPOSITORY)
+    cluster = replace(elsewhere.cluster, address="10.0.0.7:6379")
+    assert hub_findings(replace(elsewhere, cluster=cluster), nowhere) == ()
 
 
 @pytest.mark.slow

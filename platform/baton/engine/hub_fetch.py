@@ -26,6 +26,14 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+ACCESS_TIMEOUT_S: Final = 3.0
+"""For one answer of the hub before a start; huggingface_hub waits 10 s, and tries five times."""
+_PROBED_FILE: Final = "config.json"
+_DEFAULT_HUB: Final = "https://huggingface.co"
+_NETWORK_REMEDY: Final = (
+    "check this node's network; set HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror, or"
+    " HF_HUB_OFFLINE=1 where the model is on the node"
+)
 _REPORT_INTERVAL_S: Final = 1.0
 _ACTIVE_WRITE_S: Final = 60.0
 _STALE_AFTER_S: Final = 3600.0
@@ -51,7 +59,7 @@ downloads by itself.
 """
 
 
-class _FetchFailure(NamedTuple):
+class FetchFailure(NamedTuple):
     """Why a download failed, and a remedy."""
 
     why: str
@@ -67,7 +75,8 @@ class HubModel(NamedTuple):
     """Its address."""
     folder: str
     """The folder on this node."""
-    has_token: bool
+    token: str
+    """The name of the token; empty without one."""
     offline: bool
 
 
@@ -103,7 +112,7 @@ class ProgressFile:
         new_file.replace(self._file)
 
 
-def fetch(request: FetchRequest, progress: ProgressFile) -> _FetchFailure | None:
+def fetch(request: FetchRequest, progress: ProgressFile) -> FetchFailure | None:
     """Download the model; returns the failure, if any."""
     from huggingface_hub import constants, get_token
 
@@ -113,7 +122,7 @@ def fetch(request: FetchRequest, progress: ProgressFile) -> _FetchFailure | None
         revision=request.revision,
         hub=_without_credentials(constants.ENDPOINT),
         folder=str(cache),
-        has_token=get_token() is not None,
+        token=_token_name(os.environ) if get_token() else "",
         offline=constants.HF_HUB_OFFLINE,
     )
     try:
@@ -122,9 +131,72 @@ def fetch(request: FetchRequest, progress: ProgressFile) -> _FetchFailure | None
         return explain_failure(error, hub_model)
 
 
+def access_failure(
+    repository: str,
+    revision: str | None,
+    environ: Mapping[str, str],
+    *,
+    folder: Path | None = None,
+) -> FetchFailure | None:
+    """Why a start would not get a model from the hub; None if it would, or has it already.
+
+    One request for the headers of one file; blocks for `ACCESS_TIMEOUT_S` at most, unless names
+    take longer to resolve. `folder` is the node's cache instead of the hub's own.
+    """
+    from huggingface_hub import (
+        constants,
+        get_hf_file_metadata,
+        get_token,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
+    from huggingface_hub.errors import EntryNotFoundError
+
+    endpoint = (environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    cache = folder or Path(constants.HF_HUB_CACHE).expanduser()
+    token = get_token()
+    hub_model = HubModel(
+        repository=repository,
+        revision=revision,
+        hub=_without_credentials(endpoint),
+        folder=str(cache),
+        token=_token_name(environ) if token else "",
+        offline=False,
+    )
+    url = hf_hub_url(repository, _PROBED_FILE, revision=revision, endpoint=endpoint)
+    try:
+        get_hf_file_metadata(url, token=token, timeout=ACCESS_TIMEOUT_S, endpoint=endpoint)
+    except EntryNotFoundError:
+        return None  # the model is there, without this file
+    except Exception as error:  # noqa: BLE001 - a boundary: the hub's client raises many types
+        failure = _hub_failure(error, hub_model)
+        is_refused = failure is not None and _status(error) in {401, 403, 404}
+        cached = try_to_load_from_cache(
+            repository, _PROBED_FILE, cache_dir=cache, revision=revision
+        )
+        if isinstance(cached, str) and not is_refused:
+            return None
+        return failure or _network_failure(error, hub_model)
+    return None
+
+
+def no_answer_failure(repository: str, environ: Mapping[str, str], why: str) -> FetchFailure:
+    """The failure of an `access_failure` that has not ended in time."""
+    hub = _without_credentials(environ.get("HF_ENDPOINT") or _DEFAULT_HUB)
+    return FetchFailure(f"{hub} cannot be reached for model {repository}: {why}", _NETWORK_REMEDY)
+
+
+def _token_name(environ: Mapping[str, str]) -> str:
+    """The name of the token in use."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if environ.get(name):
+            return name
+    return "the token of 'hf auth login'"
+
+
 def _fetch(
     request: FetchRequest, hub_model: HubModel, cache: Path, progress: ProgressFile
-) -> _FetchFailure | None:
+) -> FetchFailure | None:
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, IncompleteSnapshotError
 
@@ -286,7 +358,7 @@ def weight_files(
     return frozenset()
 
 
-def explain_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure:
+def explain_failure(error: BaseException, hub_model: HubModel) -> FetchFailure:
     """An exception of huggingface_hub, explained to the operator."""
     return (
         _disk_failure(error, hub_model)
@@ -295,30 +367,30 @@ def explain_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure:
     )
 
 
-def _disk_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure | None:
+def _disk_failure(error: BaseException, hub_model: HubModel) -> FetchFailure | None:
     number = error.errno if isinstance(error, OSError) else None
     if number in {errno.ENOSPC, errno.EDQUOT}:
         return _disk_full_failure(hub_model, "the disk is full")
     if number in {errno.EACCES, errno.EROFS, errno.EPERM}:
-        return _FetchFailure(
+        return FetchFailure(
             f"models cannot be kept in {hub_model.folder}: {os.strerror(number)}",
             "let baton's user write there, or set cluster.model_cache.path to another folder",
         )
     if hub_model.offline:
-        return _FetchFailure(
+        return FetchFailure(
             f"model {hub_model.repository} is not in {hub_model.folder}, and HF_HUB_OFFLINE is set",
             "fetch it there with 'hf download', or remove HF_HUB_OFFLINE",
         )
     return None
 
 
-def _hub_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure | None:
+def _hub_failure(error: BaseException, hub_model: HubModel) -> FetchFailure | None:
     """The failure that the hub has answered with, if it has answered."""
     class_names, status = _class_names(error), _status(error)
     if "GatedRepoError" in class_names:
         return _gated_failure(hub_model, status)
     if "RevisionNotFoundError" in class_names:
-        return _FetchFailure(
+        return FetchFailure(
             f"model {hub_model.repository} has no revision {hub_model.revision!r} on"
             f" {hub_model.hub}",
             "correct models.*.revision",
@@ -328,7 +400,7 @@ def _hub_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure | N
     if status is None:
         return None
     is_rate_limited = status == 429  # noqa: PLR2004 - too many requests
-    return _FetchFailure(
+    return FetchFailure(
         f"{hub_model.hub} answered {status} for model {hub_model.repository}",
         "wait some minutes, or set HF_TOKEN: accounts may ask more often"
         if is_rate_limited
@@ -336,50 +408,53 @@ def _hub_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure | N
     )
 
 
-def _network_failure(error: BaseException, hub_model: HubModel) -> _FetchFailure:
+def _network_failure(error: BaseException, hub_model: HubModel) -> FetchFailure:
     if "TransportError" in _class_names(error):
-        return _FetchFailure(
-            f"{hub_model.hub} cannot be reached for model {hub_model.repository}:"
-            f" {_first_line(error)}",
-            "check this node's network; set HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror, or"
-            " HF_HUB_OFFLINE=1 where the model is on the node",
-        )
-    return _FetchFailure(
+        return _network_error(_first_line(error), hub_model)
+    return FetchFailure(
         f"model {hub_model.repository} does not come from {hub_model.hub}: {_first_line(error)}",
         "try again; what has come is kept",
     )
 
 
-def _disk_full_failure(hub_model: HubModel, why: str) -> _FetchFailure:
+def _network_error(why: str, hub_model: HubModel) -> FetchFailure:
+    """The hub cannot be reached."""
+    return FetchFailure(
+        f"{hub_model.hub} cannot be reached for model {hub_model.repository}: {why}",
+        _NETWORK_REMEDY,
+    )
+
+
+def _disk_full_failure(hub_model: HubModel, why: str) -> FetchFailure:
     """A model does not fit on the disk."""
-    return _FetchFailure(
+    return FetchFailure(
         f"no room for model {hub_model.repository} in {hub_model.folder}: {why}",
         "free disk there, or set cluster.model_cache.path to a folder with more",
     )
 
 
-def _gated_failure(hub_model: HubModel, status: int | None) -> _FetchFailure:
+def _gated_failure(hub_model: HubModel, status: int | None) -> FetchFailure:
     page = f"{hub_model.hub}/{hub_model.repository}"
     account = (
-        "with the account of HF_TOKEN, and let the token read gated models"
-        if hub_model.has_token
+        f"with the account of {hub_model.token}, and let the token read gated models"
+        if hub_model.token
         else "and set HF_TOKEN to a token of that account"
     )
-    return _FetchFailure(
+    return FetchFailure(
         f"model {hub_model.repository} is gated: {hub_model.hub} answered {status}",
         f"accept its licence at {page} {account}",
     )
 
 
-def _not_visible_failure(hub_model: HubModel, status: int | None) -> _FetchFailure:
+def _not_visible_failure(hub_model: HubModel, status: int | None) -> FetchFailure:
     token = (
-        "see whether HF_TOKEN is valid and may read it"
-        if hub_model.has_token
+        f"see whether {hub_model.token} is valid and may read it"
+        if hub_model.token
         else "set HF_TOKEN where it is private"
     )
-    return _FetchFailure(
+    return FetchFailure(
         f"{hub_model.hub} shows no model {hub_model.repository}: it answered {status}",
-        f"correct models.*.source, or {token}",
+        f"correct the spelling of its name (models.*.source), or {token}",
     )
 
 

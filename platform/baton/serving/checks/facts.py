@@ -32,11 +32,14 @@ import httpx
 import msgspec
 import psutil
 
-from baton.config.derive.options import key_files
-from baton.config.schema.deployment import DeploymentConfig
+from baton.config.derive.options import key_files, model_loading_arguments
+from baton.config.schema.deployment import DeploymentConfig, ModelConfig
 from baton.domain.errors import ClusterFailed
+from baton.domain.names.addresses import is_loopback
+from baton.domain.names.model_sources import hub_id, is_on_hub
 from baton.engine.cuda_home import CannotCompileError, check_compilers
 from baton.engine.gpus import count_gpus, driver_cuda_version, use_cpu_without_gpus
+from baton.engine.hub_fetch import FetchFailure, access_failure, no_answer_failure
 from baton.serving.checks.named_files import (
     NodeFiles,
     inspect_node_files,
@@ -57,6 +60,10 @@ SERVER_PORT: Final = "server.port"
 _CONFLICTING_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
 _FACT_TIMEOUT_S = 5.0
 _HAPROXY_TIMEOUT_S = 15.0
+_HUB_TIMEOUT_S = 4.0
+"""With the import of the hub's client, and the time for names to be resolved."""
+_NO_HUB_VARIABLES = ("HF_HUB_OFFLINE", "VLLM_USE_MODELSCOPE")
+"""With either set, no model comes from the hub."""
 _IMPORT_TIMEOUT_S = 180.0
 """vLLM takes 6 to 9 s to import on a quiet machine."""
 _HTTP_TIMEOUT_S = 3.0
@@ -228,7 +235,7 @@ def gather_start(config: DeploymentConfig | None) -> MachineFacts:
     return replace(
         facts,
         ports=port_facts(config),
-        model_findings=source_findings(config.models),
+        model_findings=(*source_findings(config.models), *hub_findings(config, os.environ)),
         key_findings=key_findings(config),
         tls_findings=tls_findings(config),
     )
@@ -284,6 +291,50 @@ def gather_fact(deadline_s: float, label: str, read_fact: Callable[[], T]) -> T 
         return answers.get(timeout=deadline_s)
     except Empty:
         return UnknownFact(f"{label}: nothing came within {deadline_s:g} s")
+
+
+def hub_findings(
+    config: DeploymentConfig, environ: Mapping[str, str], *, timeout_s: float = _HUB_TIMEOUT_S
+) -> tuple[Finding, ...]:
+    """Models that a deployment of this machine alone would not get from their hub.
+
+    Other nodes may reach a hub that this machine does not.
+    """
+    is_local = config.cluster.address is None and is_loopback(config.cluster.node_address)
+    if not is_local or any(environ.get(name) for name in _NO_HUB_VARIABLES):
+        return ()
+    models = [
+        model
+        for model in config.models.values()
+        if is_on_hub(model.source) and not Path(model.source).is_dir()
+    ]
+    with ThreadPoolExecutor(max(1, len(models))) as executor:
+        failures = executor.map(
+            lambda model: _hub_failure(config, model, environ, timeout_s), models
+        )
+        return tuple(Finding(*failure) for failure in failures if failure is not None)
+
+
+def _hub_failure(
+    config: DeploymentConfig, model: ModelConfig, environ: Mapping[str, str], timeout_s: float
+) -> FetchFailure | None:
+    repository = hub_id(model.source)
+    folder = model_loading_arguments(model).get("download_dir")
+    if folder is None and config.cluster.model_cache.path is not None:
+        folder = Path(config.cluster.model_cache.path).expanduser() / "hub"
+    failure = gather_fact(
+        timeout_s,
+        "its hub",
+        lambda: access_failure(
+            repository,
+            model.revision,
+            environ,
+            folder=None if folder is None else Path(str(folder)),
+        ),
+    )
+    if isinstance(failure, UnknownFact):
+        return no_answer_failure(repository, environ, failure.why)
+    return failure
 
 
 def port_facts(config: DeploymentConfig) -> tuple[PortFact, ...]:
