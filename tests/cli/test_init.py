@@ -127,13 +127,27 @@ def test_a_model_and_a_file_exclude_each_other(words: tuple[str, ...]) -> None:
 class FailingStart(Deployments):
     """One that never comes to serve."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
     def up(self, config: LoadedConfig, **_: object) -> Mapping[str, object]:
-        raise BatonError("the port went away")
+        raise self.error
 
 
-def test_a_start_that_failed_is_not_sent_to_the_status_of_what_does_not_run() -> None:
-    done = run("up", "tiny", deployments=FailingStart())
-    assert done.exit_code == 1
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BatonError("the port went away"), 1),
+        (ConnectionRefusedError("the store went away"), 3),
+        (TimeoutError("the store does not answer"), 4),
+    ],
+)
+def test_a_start_that_failed_is_not_sent_to_the_status_of_what_does_not_run(
+    error: Exception, code: int
+) -> None:
+    done = run("up", "tiny", deployments=FailingStart(error))
+    assert done.exit_code == code
     *_, last = done.stderr.splitlines()
     assert last.startswith("next: correct what is said above and start again")
     assert "status" not in last

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -33,6 +34,7 @@ from baton.serving.application.app import ingress_options
 from baton.serving.cluster import local_cluster
 from baton.serving.cluster.cluster_state import ClusterState, process_start_ticks, write_state
 from baton.serving.cluster.node_join import CannotJoin, join_instructions, save_environment
+from baton.serving.commands import _progress_lines
 from baton.serving.front.data_path import DataPath
 from baton.serving.operator.attached import (
     AttachedCluster,
@@ -40,7 +42,7 @@ from baton.serving.operator.attached import (
     find_local_state,
     local_state,
 )
-from baton.serving.operator.demo import RequestResult, summary
+from baton.serving.operator.demo import RequestResult, answer_lines, summary
 from baton.serving.operator.existing_cluster import (
     cluster_address,
     deploy_to_cluster,
@@ -49,9 +51,11 @@ from baton.serving.operator.existing_cluster import (
 from baton.serving.operator.local_deployment import (
     error_line,
     observability_line,
-    progress_line,
     query_all,
+    ready_line,
+    replica_counts,
     start_failure,
+    starting_counts,
 )
 from tests.serving.configs import simulated
 
@@ -215,14 +219,36 @@ def test_nothing_moved_is_not_reported_as_a_transfer_of_no_time() -> None:
     assert summary([asked(moved_bytes=0, transfer_s=0.0)])["transfer_p50_s"] is None
 
 
+def test_a_demonstration_shows_the_text_of_one_answer() -> None:
+    results = [replace(asked(), ok=False), replace(asked(), answer="Two run\n\x1b[31m one baton")]
+    lines = answer_lines(["first?", "second?"], results)
+    assert lines == ["prompt: second?", "answer: Two run [31m one baton"]
+    assert answer_lines(["first?"], [asked(ok=False)]) == []
+
+
 def test_without_a_success_there_are_no_times() -> None:
     figures = summary([asked(ok=False)])
     assert (figures["ok"], figures["ttft_p50_s"]) == (0, None)
 
 
 def test_progress_names_each_deployment_and_what_it_still_does() -> None:
-    line = progress_line({"decode": {"RUNNING": 1, "STARTING": 1}, "ingress": {"RUNNING": 1}})
-    assert line == "ready: ingress 1/1, decode 1/2 (starting)"
+    deployments = {
+        "decode": SimpleNamespace(replica_states={"RUNNING": 1, "STARTING": 1, "STOPPING": 0}),
+        "ingress": SimpleNamespace(replica_states={"RUNNING": 1, "STOPPING": 1}),
+    }
+    counts = replica_counts(deployments)
+    assert ready_line(counts) == "ready: ingress 1/2 (stopping), decode 1/2"
+    assert starting_counts(counts) == {"decode": 1}
+    assert ready_line({}) == "waiting for Ray Serve"
+
+
+def test_the_progress_of_a_detached_start_is_what_its_holder_has_said(tmp_path: Path) -> None:
+    log = tmp_path / "up.log"
+    log.write_text(
+        "[   0.0s] starting Ray\nsomething of Ray's\n[ 100.5s] ready: decode 1/1\n"
+        "error: no\n[ 101.0s] half a li"
+    )
+    assert _progress_lines(log) == ["starting Ray", "ready: decode 1/1"]
 
 
 def test_the_line_of_a_traceback_that_says_what_went_wrong_is_shown() -> None:

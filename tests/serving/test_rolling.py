@@ -11,6 +11,7 @@ from baton.config import DeploymentConfig, load_config
 from baton.control.autoscaling.rollout import RolloutCounts, RolloutRules
 from baton.domain.errors import ApplyRejected, ClusterFailed
 from baton.runtime.link.frames import PROTOCOL_VERSION
+from baton.runtime.process.progress import StatusLine
 from baton.serving.application.builds import (
     Build,
     BuildRecord,
@@ -81,6 +82,29 @@ class Script:
 
 def sight(*ready: str, done: bool = True, target: int = 2, **tallies: RolloutCounts) -> FleetStatus:
     return FleetStatus(done=done, ready=frozenset(ready), targets={"d": target}, tallies=tallies)
+
+
+def test_a_stage_tells_how_many_replicas_are_replaced_and_what_new_ones_do(
+    config: DeploymentConfig,
+) -> None:
+    script = Script(
+        [
+            FleetStatus(ready=frozenset({"old"}), targets={"decode": 1}),
+            FleetStatus(
+                ready=frozenset({"old"}),
+                targets={"decode": 1},
+                phases="decode-x loading weights (3 s)",
+            ),
+            FleetStatus(done=True, ready=frozenset({"new"}), targets={"decode": 1}),
+        ]
+    )
+    told = list[str]()
+    manner = replace(script.manner(), on_progress=told.append)
+    run_rollout(script, course(config, ("decode",)), manner)
+    statuses = [line for line in told if isinstance(line, StatusLine)]
+    assert statuses[0] == "decode: 0 of 1 replicas replaced; decode-x loading weights (3 s)"
+    assert statuses[1].startswith("decode: watched for 0 of ")
+    assert not any(isinstance(note["reason"], StatusLine) for note in script.notes)
 
 
 def test_a_stage_is_watched_for_a_while_after_its_last_replica(config: DeploymentConfig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from baton.control.autoscaling.autoscaler import Override
@@ -16,6 +18,7 @@ from baton.serving.replica.start_reports import StartReporter, StartWatch
 from baton.serving.scaling.plan import ScalingPlan
 from baton.serving.scaling.ports import TickInputs
 from tests.fakes.head_store import HeadStore
+from tests.fakes.scaled_deadline import ScaledDeadline
 
 BOUNDS = {
     "prefill": PoolBounds(min=0, initial=1, max=2),
@@ -178,45 +181,72 @@ class _Broken(HeadStore):
         raise RuntimeError("the head is away")
 
 
-def test_what_a_process_does_is_shown_every_few_seconds_until_it_is_done() -> None:
-    store, shown = HeadStore(), list[str]()
-    reporter, watch = StartReporter("decode", "10.0.0.7", store), StartWatch(shown.append, store)
-    for second in range(12):
-        reporter.progress(f"downloading m: {second}.0 of 16.1 GB")
-        watch.poll(float(second))
-    assert shown == [
-        f"downloading m: {second}.0 of 16.1 GB, on node 10.0.0.7" for second in (0, 4, 8)
-    ]
-    reporter.done()
-    watch.poll(20.0)
-    assert len(shown) == 3
+def phases(watch: StartWatch, now_s: float, **starting: int) -> str:
+    watch.poll(now_s)
+    return watch.describe(starting, now_s)
+
+
+def test_each_starting_replica_is_shown_with_its_phase_and_seconds() -> None:
+    store = HeadStore()
+    one, other = (StartReporter("decode", "n", store, replica=name) for name in ("a", "b"))
+    watch = StartWatch(store)
+    assert phases(watch, 0.0, decode=2) == "2 of decode starting a process (0 s)"
+    for second in range(7):
+        one.progress(f"downloading m: {second}.0 of 16.1 GB")
+        text = phases(watch, float(second), decode=2)
+    assert text == ("decode-a downloading m: 6.0 of 16.1 GB (5 s), decode starting a process (6 s)")
+    one.progress("loading weights")
+    other.progress("loading weights")
+    assert phases(watch, 8.0, decode=2) == (
+        "decode-a loading weights (0 s), decode-b loading weights (0 s)"
+    )
+    one.done()
+    other.progress("warming up")
+    assert phases(watch, 9.0, decode=1) == "decode-b warming up (0 s)"
+    other.done()
     assert store.values == {}
+    assert phases(watch, 10.0) == ""
 
 
-def test_replicas_of_a_node_that_wait_for_one_model_have_one_line() -> None:
-    store, shown = HeadStore(), list[str]()
-    for pool in ("prefill", "decode"):
-        StartReporter(pool, "n", store).progress("downloading m: 1.0 of 2.0 GB")
-    StartReporter("decode", "o", store).progress("downloading m: 1.0 of 2.0 GB")
-    StartWatch(shown.append, store).poll(0.0)
-    assert shown == [f"downloading m: 1.0 of 2.0 GB, on node {node}" for node in ("n", "o")]
+def test_a_fleet_that_starts_takes_one_line() -> None:
+    store = HeadStore()
+    for number in range(20):
+        StartReporter("decode", "n", store, replica=f"{number:02}").progress("loading weights")
+    assert phases(StartWatch(store), 0.0, decode=20).endswith(", and 12 more")
 
 
 def test_a_process_that_was_killed_is_not_shown_for_ever() -> None:
-    store, shown = HeadStore(), list[str]()
+    store = HeadStore()
     StartReporter("decode", "n", store).progress("downloading m: 1.0 of 2.0 GB")
-    watch = StartWatch(shown.append, store)
-    for second in range(100):
-        watch.poll(float(second))
-    assert len(shown) == 5
+    watch = StartWatch(store)
+    assert "downloading" in phases(watch, 0.0, decode=1)
+    assert phases(watch, 19.0, decode=1) == "decode downloading m: 1.0 of 2.0 GB (19 s)"
+    assert phases(watch, 21.0, decode=1) == "decode starting a process (0 s)"
+
+
+def test_a_phase_is_reported_while_its_work_blocks_and_a_file_names_later_ones(
+    tmp_path: Path,
+) -> None:
+    store = HeadStore()
+    watch = StartWatch(store)
+    reporter = StartReporter("decode", "n", store, replica="a")
+    with reporter.reporting("starting the engine", tmp_path / "phase"):
+        deadline = ScaledDeadline(30)
+        while not store.values:
+            assert not deadline.is_expired()
+        assert "starting the engine" in phases(watch, 0.0, decode=1)
+        (tmp_path / "phase").write_text("loading weights")
+        while "loading weights" not in phases(StartWatch(store), 0.0, decode=1):
+            assert not deadline.is_expired()
+    assert store.values == {}
 
 
 def test_what_can_only_fail_again_ends_the_start() -> None:
-    store, shown = HeadStore(), list[str]()
+    store = HeadStore()
     reporter = StartReporter("decode", "10.0.0.7", store)
     reporter.failed(EngineStartFailed("model m is gated", "accept its licence"))
     with pytest.raises(EngineStartFailed) as failed:
-        StartWatch(shown.append, store).poll(0.0)
+        StartWatch(store).check()
     assert failed.value.why == "model m is gated, on node 10.0.0.7"
     assert failed.value.remedy == "accept its licence"
 

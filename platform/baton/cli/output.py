@@ -7,14 +7,16 @@ import json
 import math
 import os
 import select
+import shutil
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import typer
 
@@ -27,6 +29,7 @@ from baton.domain.errors import (
     NotRunning,
     TimedOut,
 )
+from baton.runtime.process.progress import StatusLine
 
 
 class OutputFormat(StrEnum):
@@ -69,8 +72,11 @@ _MINUTES_FROM_S = 120.0
 _LONG_UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 _KILO = 1000.0
 _CENT = 0.01
+_STATUS_PERIOD_S = 4.0
+"""Between a line in a pipe and the next status line; with one a second, none is over 5 s late."""
+_ERASE_LINE = "\r\x1b[K"
 _NEXT_STEPS = {
-    ExitCode.FAILURE: "look at what is said above, then at 'baton status'",
+    ExitCode.FAILURE: "correct what is said above, then try again",
     ExitCode.USAGE: "correct these lines, then check with 'baton config validate'",
     ExitCode.NOT_RUNNING: "start one with 'baton up -c FILE', or name its address",
     ExitCode.TIMEOUT: "try again with a longer --timeout, or look at 'baton status'",
@@ -94,7 +100,8 @@ def exit_code(error: BatonError | OSError) -> ExitCode:
 def report_errors(*, after_failure: str | None = None) -> Iterator[None]:
     """Print an error as lines on stderr, the last with a next step, and exit with its status.
 
-    `after_failure` is the next step of this verb where an error has no remedy of its own.
+    `after_failure` is the next step of this verb where an error has no remedy of its own, and is
+    none of the configuration.
     """
     try:
         yield
@@ -106,7 +113,7 @@ def report_errors(*, after_failure: str | None = None) -> Iterator[None]:
         remedy: object = getattr(error, "remedy", None)
         for line in str(error if remedy is None else why).splitlines():
             print_error(line)
-        own_step = after_failure if code is ExitCode.FAILURE else None
+        own_step = None if code is ExitCode.USAGE else after_failure
         typer.echo(f"next: {remedy or own_step or _NEXT_STEPS[code]}", err=True)
         raise typer.Exit(code) from error
 
@@ -187,15 +194,52 @@ def supports_color(*, err: bool = False) -> bool:
 
 
 class ProgressLines:
-    """Progress as lines on stderr, each with the seconds since the start."""
+    """Progress as lines on stderr, each with the seconds since the start.
 
-    def __init__(self) -> None:
-        self._start_s = time.monotonic()
+    On a terminal a status line replaces the one before it; in a pipe, one is shown every few
+    seconds. Use it as a context: its end erases a status line that still stands.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._start_s = now_s()
+        self._printed_at_s = float("-inf")
+        self._is_terminal = supports_color(err=True)
+        self._has_status = False
+        self._lock = threading.Lock()
 
     def __call__(self, line: str) -> None:
         """Print one line."""
-        elapsed = f"[{time.monotonic() - self._start_s:6.1f}s] "
-        typer.echo(styled(elapsed, TextStyle.DIM, err=True) + line, err=True)
+        with self._lock:
+            now_s = self._now_s()
+            elapsed = f"[{now_s - self._start_s:6.1f}s] "
+            if not isinstance(line, StatusLine):
+                self._erase_status()
+            elif self._is_terminal:
+                self._draw_status(elapsed, line)
+                return
+            elif now_s - self._printed_at_s < _STATUS_PERIOD_S:
+                return
+            self._printed_at_s = now_s
+            typer.echo(styled(elapsed, TextStyle.DIM, err=True) + line, err=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._erase_status()
+
+    def _draw_status(self, elapsed: str, line: str) -> None:
+        width = shutil.get_terminal_size().columns - len(elapsed) - 1
+        text = styled(elapsed, TextStyle.DIM, err=True) + one_line(line)[: max(0, width)]
+        typer.echo(_ERASE_LINE + text, err=True, nl=False)
+        self._has_status = True
+
+    def _erase_status(self) -> None:
+        if self._has_status:
+            typer.echo(_ERASE_LINE, err=True, nl=False)
+            self._has_status = False
 
 
 def print_report(

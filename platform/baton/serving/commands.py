@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from baton.domain.errors import (
     ScalingRejected,
     TimedOut,
 )
+from baton.runtime.process.progress import Progress, RepeatedProgress
 from baton.serving.checks.start import check_machine, check_submission, placement_warnings
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.cluster.node_join import join_instructions
@@ -50,11 +52,7 @@ from baton.serving.operator.existing_cluster import (
     undeploy,
     with_live_cluster,
 )
-from baton.serving.operator.local_deployment import (
-    LocalDeployment,
-    Progress,
-    announce_observability,
-)
+from baton.serving.operator.local_deployment import LocalDeployment, announce_observability
 from baton.serving.operator.log_files import (
     LogFiles,
     LogLine,
@@ -85,6 +83,8 @@ from baton.serving.store.config_store import (
 Report = Mapping[str, object]
 _DEMO_START_TIMEOUT_S = 600.0
 _POLL_S = 0.2
+_PROGRESS_LINE = re.compile(r"\[ *\d+\.\d+s\] (?P<line>.*)")
+"""Of `cli.output.ProgressLines`."""
 _NODES_POLL_S = 1.0
 _EXIT_TIMEOUT_S = 60.0
 """For the process that owns a deployment to clean up after a timeout."""
@@ -100,8 +100,9 @@ def up(config: LoadedConfig, *, block: bool, timeout_s: float | None, progress: 
     address = cluster_address(config.config, os.environ)
     if address is not None:
         check_submission(config.config, warn=progress)
-        with _quiet_stdout():
-            url = deploy_to_cluster(config.config, address, timeout_s=timeout_s, progress=progress)
+        repeated = RepeatedProgress(progress)
+        with _quiet_stdout(), repeated.repeating():
+            url = deploy_to_cluster(config.config, address, timeout_s=timeout_s, progress=repeated)
         progress(f"serving {config.config.model_name} at {url}/v1; it stays when this command ends")
         return {"endpoint": url, "cluster": address, "end": f"baton down --address {address}"}
     check_machine(config.config, warn=progress)
@@ -113,7 +114,6 @@ def up(config: LoadedConfig, *, block: bool, timeout_s: float | None, progress: 
         announce_observability(progress)
         progress(f"serving {config.config.model_name} at {url}/v1; Ctrl-C ends it")
         _wait_for_interrupt()
-        progress("draining and stopping")
     return {"endpoint": url, "ended": True}
 
 
@@ -206,6 +206,12 @@ def _raise_if_rejected(result: Report) -> Report:
 
 def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
     """Change the configuration of the running deployment: all of it, or nothing."""
+    repeated = RepeatedProgress(progress)
+    with repeated.repeating("asking the deployment"):
+        return _apply(config, options, repeated)
+
+
+def _apply(config: LoadedConfig, options: ApplyOptions, progress: Progress) -> Report:
     with attach_deployment(options.address), open_live_deployment() as deployment:
         live, registry = deployment.current(), active_adapters()
         config = replace(config, config=with_live_cluster(config.config, live.config))
@@ -238,23 +244,27 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
 
 def rollback(to: int | None, options: ApplyOptions, *, progress: Progress) -> Report:
     """Return to an earlier configuration; None: the last other one with a good result."""
+    repeated = RepeatedProgress(progress)
     with (
+        repeated.repeating("asking the deployment"),
         attach_deployment(options.address),
         open_live_deployment() as deployment,
         deployment.exclusive(),
     ):
-        applied = roll_back(deployment, to, _rollout_options("rollback", options, progress))
+        applied = roll_back(deployment, to, _rollout_options("rollback", options, repeated))
     return applied_report(applied, _outcome("applied", options))
 
 
 def upgrade(options: ApplyOptions, *, progress: Progress) -> Report:
     """Replace what runs by the code and interpreter of this process."""
+    repeated = RepeatedProgress(progress)
     with (
+        repeated.repeating("asking the deployment"),
         attach_deployment(options.address),
         open_live_deployment() as deployment,
         deployment.exclusive(),
     ):
-        applied = upgraded(deployment, _rollout_options("upgrade", options, progress))
+        applied = upgraded(deployment, _rollout_options("upgrade", options, repeated))
     return applied_report(applied, _outcome("upgraded", options))
 
 
@@ -406,7 +416,6 @@ def demo(config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
             announce_observability(progress)
             _show_next_steps(deployment.state, config.config.model_name, progress)
             _wait_for_interrupt()
-        progress("stopping")
     failed = [result.error for result in results if not result.ok]
     if failed:
         raise BatonError(f"{len(failed)} of {len(results)} requests failed: {failed[0]}")
@@ -472,7 +481,12 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
     progress(f"process {owner_process.pid} holds the deployment; its output goes to {log}")
     # After its own timeout the process says why, and ends what it has started.
     until_s = time.monotonic() + timeout_s + _EXIT_TIMEOUT_S
+    shown_lines = 0
     while time.monotonic() < until_s:
+        lines = _progress_lines(log)
+        for line in lines[shown_lines:]:
+            progress(line)
+        shown_lines = len(lines)
         if owner_process.poll() is not None:
             raise _startup_failure(log.read_text(errors="replace").splitlines(), log)
         if "serving " in log.read_text(errors="replace"):
@@ -485,6 +499,13 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
         time.sleep(_POLL_S)
     owner_process.terminate()
     raise TimedOut(f"not healthy after {timeout_s:.0f} s", f"read {log}")
+
+
+def _progress_lines(log: Path) -> list[str]:
+    """The owner's complete lines of progress, without their seconds."""
+    complete_lines = log.read_text(errors="replace").split("\n")[:-1]
+    matches = (_PROGRESS_LINE.fullmatch(line) for line in complete_lines)
+    return [match["line"] for match in matches if match is not None]
 
 
 def _startup_failure(lines: Sequence[str], log: Path) -> EngineStartFailed:

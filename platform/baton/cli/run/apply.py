@@ -64,5 +64,6 @@ def apply(  # noqa: PLR0913 - each is an option
 
         options = replace(options, diff=diff, dry_run=dry_run, allow_restart=allow_restart)
         loaded_config = load_files(context, config, sets)
-        report = backend.commands().apply(loaded_config, options, progress=ProgressLines())
+        with ProgressLines() as progress:
+            report = backend.commands().apply(loaded_config, options, progress=progress)
     print_report(report, resolve_format(output, as_json=as_json), apply_lines)

@@ -41,7 +41,8 @@ def demo(
             config or [_quickstart()],
             config_overrides(sets, allow_untested=allow_untested),
         )
-        report = backend.commands().demo(loaded_config, once=once, progress=ProgressLines())
+        with ProgressLines() as progress:
+            report = backend.commands().demo(loaded_config, once=once, progress=progress)
     print_report(report, OutputFormat.JSON)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 
 from baton.cli.options import Address, Output, Timeout, backend_of, parse_seconds
-from baton.cli.output import OutputFormat, print_report, report_errors
+from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
+from baton.runtime.process.progress import RepeatedProgress
 
 
 def down(
@@ -18,5 +19,7 @@ def down(
     """Drain and stop the deployment; a cluster that ran before goes on."""
     timeout_s = parse_seconds(timeout)
     with report_errors():
-        report = backend_of(context).commands().down(timeout_s=timeout_s, address=address)
+        commands = backend_of(context).commands()
+        with ProgressLines() as lines, RepeatedProgress(lines).repeating("draining and stopping"):
+            report = commands.down(timeout_s=timeout_s, address=address)
     print_report(report, output)

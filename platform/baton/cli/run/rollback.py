@@ -40,5 +40,6 @@ def rollback(  # noqa: PLR0913 - each is an option
     )
     with report_errors():
         commands = backend_of(context).commands()
-        report = commands.rollback(to, options, progress=ProgressLines())
+        with ProgressLines() as progress:
+            report = commands.rollback(to, options, progress=progress)
     print_report(report, resolve_format(output, as_json=as_json), apply_lines)

@@ -104,9 +104,10 @@ def up(  # noqa: PLR0913 - each is an option
                 *(["cluster.allow_open=true"] if allow_open else []),
             ],
         )
-        report = backend.commands().up(
-            loaded_config, block=not detach, timeout_s=timeout_s, progress=ProgressLines()
-        )
+        with ProgressLines() as progress:
+            report = backend.commands().up(
+                loaded_config, block=not detach, timeout_s=timeout_s, progress=progress
+            )
     print_report(report, output)
 
 

@@ -43,7 +43,8 @@ def upgrade(  # noqa: PLR0913 - each is an option
         from dataclasses import replace  # here: keeps --help fast
 
         commands = backend_of(context).commands()
-        report = commands.upgrade(replace(options, dry_run=dry_run), progress=ProgressLines())
+        with ProgressLines() as progress:
+            report = commands.upgrade(replace(options, dry_run=dry_run), progress=progress)
     print_report(report, resolve_format(output, as_json=as_json), report_lines)
 
 

@@ -67,6 +67,7 @@ from baton.serving.front.public_port import reserve_port
 from baton.serving.ray import serve_control
 from baton.serving.ray.driver import (
     check_serve_not_imported,
+    hide_serve_messages,
     hide_unfinished_tasks,
     redirect_ray_messages,
     reload_environment,
@@ -279,11 +280,13 @@ class LocalCluster:
 
     def _stop(self, run_dir: Path, serve_timeout_s: float) -> frozenset[int]:
         if self._serve_started and serve_timeout_s > 0:
+            self._progress("draining and stopping replicas")
             _run_with_timeout(
                 serve_timeout_s + 1.0,
                 "stop-serve",
                 lambda: serve_control.stop_serve(serve_timeout_s),
             )
+        self._progress("stopping Ray")
         if "ray" in sys.modules:
             _run_with_timeout(_RAY_SHUTDOWN_TIMEOUT_S, "stop-ray", _shutdown_ray)
         os.environ.update(real_haproxy_environment(run_dir))
@@ -347,7 +350,8 @@ def attach(address: str, *, token_file: str | None = None) -> None:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ClusterFailed(
             f"cannot join the Ray cluster at {address}: {error}",
-            "check that it runs (`baton status`), and that RAY_AUTH_TOKEN_PATH names its token",
+            f"check that it runs ('ray status --address {address}'), and that RAY_AUTH_TOKEN_PATH"
+            " names its token",
         ) from error
 
 
@@ -374,7 +378,7 @@ def check_store_address(address: str) -> None:
     except OSError as error:
         raise ClusterFailed(
             f"nothing answers at {address}, where a Ray cluster was to be: {error}",
-            "check that it runs (`baton status`), and the address",
+            f"check the address, and that Ray runs there: 'ray status --address {address}'",
         ) from error
     if os.environ.get("RAY_USE_TLS", "0").lower() in {"1", "true"}:
         return  # the store greets after a handshake
@@ -457,6 +461,7 @@ def _exit_on_signal(number: int, _frame: object) -> None:
 def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
     import ray
 
+    redirect_ray_messages()
     reload_environment(loopback=is_loopback(settings.node_address))
     gpus = settings.gpus
     if gpus is None and (gpu_slices := mig_devices(os.environ)):
@@ -490,7 +495,7 @@ def _start_serve(host: str, port: int) -> None:
     run_handles_in_own_loop()  # in this process only: Ray's were started before
     from ray import serve
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    hide_serve_messages()
     serve.start(
         http_options={"host": host, "port": port},
         proxy_location="HeadOnly",

@@ -102,10 +102,12 @@ class Ingress:
             name = replica_name() if alone else f"{replica_name()}/{model}"
             return ModelIngress(part, app=app_name(), coordinator_id=name, link=link)
 
+        reporter = StartReporter(INGRESS, node_address(), replica=replica_name())
         for model in live.config.models.values():
-            await fetch_for_ingress(model, StartReporter(INGRESS, node_address()))
+            await fetch_for_ingress(model, reporter)
         self._models = MultiModelIngress(live.config, build)
-        app = await self._models.start(node_address())
+        with reporter.reporting("starting the API server"):
+            app = await self._models.start(node_address())
         rust_ingresses = [
             ingress.rust_ingress
             for ingress in self._models.model_ingresses

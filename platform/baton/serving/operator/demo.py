@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import httpx
 
-from baton.serving.operator.local_deployment import LocalDeployment, Progress, query_all
+from baton.runtime.process.progress import Progress
+from baton.serving.operator.local_deployment import LocalDeployment, query_all
 from baton.serving.shared.names import INGRESS
 
 PROMPTS = (
@@ -38,6 +39,8 @@ class RequestResult:
     decode_replica: str
     moved_bytes: int
     transfer_s: float
+    answer: str = ""
+    """The text that the model streamed."""
 
 
 def send_prompts(
@@ -49,7 +52,18 @@ def send_prompts(
         result = _send_prompt(deployment, model, number, prompt)
         progress(_line(number, result))
         results.append(result)
+    for line in answer_lines(PROMPTS, results):
+        progress(line)
     return results
+
+
+def answer_lines(prompts: Sequence[str], results: Sequence[RequestResult]) -> list[str]:
+    """The first prompt that was answered, and its answer, each on one line."""
+    for prompt, result in zip(prompts, results, strict=True):
+        if result.ok:
+            text = "".join(c if c.isprintable() else " " for c in result.answer)
+            return [f"prompt: {prompt}", f"answer: {' '.join(text.split())}"]
+    return []
 
 
 def summary(results: list[RequestResult]) -> dict[str, object]:
@@ -77,7 +91,7 @@ def _send_prompt(
 ) -> RequestResult:
     before = _transfers()
     request_id = f"demo-{number}-{time.monotonic_ns()}"
-    error, token_times_s, sent_at_s = _stream(deployment, model, request_id, prompt)
+    error, token_times_s, sent_at_s, answer = _stream(deployment, model, request_id, prompt)
     report = _request_report(request_id)
     after = before
     until_s = time.monotonic() + _SETTLE_S
@@ -93,13 +107,17 @@ def _send_prompt(
         decode_replica=str(report.get("decode_replica")),
         moved_bytes=int(after[0] - before[0]),
         transfer_s=after[1] - before[1],
+        answer=answer,
     )
 
 
 def _stream(
     deployment: LocalDeployment, model: str, request_id: str, prompt: str
-) -> tuple[str, list[float], float]:
-    """Send a request as a client; returns a problem or "", the times of chunks, and the start."""
+) -> tuple[str, list[float], float, str]:
+    """Send a request as a client.
+
+    Returns a problem or "", the times of chunks, the start, and the text.
+    """
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -110,6 +128,7 @@ def _stream(
         "ignore_eos": True,
     }
     times_s: list[float] = []
+    texts: list[str] = []
     sent_at_s = time.monotonic()
     with (
         httpx.Client(base_url=deployment.state.http_url, timeout=120.0, trust_env=False) as client,
@@ -118,17 +137,20 @@ def _stream(
         ) as response,
     ):
         if response.is_error:
-            return f"HTTP {response.status_code}: {response.read()[:200]!r}", [], sent_at_s
+            return f"HTTP {response.status_code}: {response.read()[:200]!r}", [], sent_at_s, ""
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
             if data in {"", "[DONE]"}:
                 continue
             chunk = json.loads(data)
             if "error" in chunk:
-                return str(chunk["error"]), times_s, sent_at_s
-            if any(choice["delta"].get("content") for choice in chunk["choices"]):
+                return str(chunk["error"]), times_s, sent_at_s, "".join(texts)
+            text = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+            if text:
                 times_s.append(time.monotonic())
-    return ("" if times_s else "the stream had no tokens"), times_s, sent_at_s
+                texts.append(text)
+    problem = "" if times_s else "the stream had no tokens"
+    return problem, times_s, sent_at_s, "".join(texts)
 
 
 def _request_report(request_id: str) -> Mapping[str, object]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from baton.config.schema.deployment import DeploymentConfig, ListenerKind
 from baton.domain.errors import ClusterFailed, NotRunning, PreflightFailed, TimedOut
 from baton.domain.names.addresses import format_endpoint, is_any_address, parse_address
+from baton.runtime.process.progress import Progress
 from baton.serving.checks.autoscaling_capacity import resources_text, waiting_line
 from baton.serving.checks.start import check_cluster
 from baton.serving.cluster.local_cluster import attach, detach
@@ -34,7 +35,6 @@ from baton.serving.front.data_path import (
     serve_environment,
 )
 from baton.serving.operator.local_deployment import (
-    Progress,
     announce_observability,
     await_application,
     deploy,
@@ -48,6 +48,7 @@ from baton.serving.ray.autoscaler import (
     read_autoscaling_capacity,
 )
 from baton.serving.ray.context import get_gcs_address
+from baton.serving.ray.driver import hide_serve_messages
 from baton.serving.ray.serve_control import find_controller
 from baton.serving.shared.names import APP, INGRESS
 from baton.serving.store.config_store import ENDPOINT_KEY, load, save
@@ -235,7 +236,7 @@ def _start_serve(
         return
     from ray import exceptions, serve
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    hide_serve_messages()
     progress(f"starting Ray Serve on the cluster at {address}")
     try:
         serve.start(
@@ -297,7 +298,7 @@ def _remove_application(*, started_serve: bool, timeout_s: float = 60.0) -> None
     """Remove the application, and Serve if baton started it and it has no other application."""
     from ray import serve
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    hide_serve_messages()
     if APP in serve.status().applications:
         serve.delete(APP, _blocking=False)
     until_s = time.monotonic() + timeout_s

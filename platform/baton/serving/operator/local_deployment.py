@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
 from baton.config.schema.deployment import ApiServerKind, DeploymentConfig, ListenerKind
 from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
 from baton.domain.names.addresses import is_ipv6, parse_host_header
+from baton.runtime.process.progress import Progress, RepeatedProgress, StatusLine
 from baton.serving.application.app import build_app
 from baton.serving.application.builds import encode_build_record, initial_build_record
 from baton.serving.checks.start import await_nodes, check_cluster
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
 
 _POLL_S = 0.5
+_RUNNING = "RUNNING"
+_STARTING = "STARTING"
 _NO_SERVE_MESSAGE = "no Serve instance running"
 """Serve's message when no Serve runs (Ray 2.60)."""
 _QUERY_TIMEOUT_S = 30.0
@@ -54,7 +57,6 @@ _STOP_TIMEOUT_S = 20.0
 _FAILED_STATUSES = {"UNHEALTHY", "DEPLOY_FAILED"}
 _REPLICA_LOST = "HEALTH_CHECK_FAILED"
 """What Serve has seen of a deployment that lost a replica after it was ready."""
-Progress = Callable[[str], None]
 
 
 def query_all(
@@ -123,8 +125,8 @@ class LocalDeployment:
 
     def __init__(self, config: DeploymentConfig, progress: Progress) -> None:
         self._config = config
-        self._progress = progress
-        self._cluster = LocalCluster(cluster_settings(config), progress=progress)
+        self._progress = RepeatedProgress(progress)
+        self._cluster = LocalCluster(cluster_settings(config), progress=self._progress)
         self._certificates: CertificateWatch | None = None
         self._control: ControlSocket | None = None
 
@@ -155,7 +157,8 @@ class LocalDeployment:
             TimedOut: it was not healthy in time.
         """
         try:
-            self._start(timeout_s)
+            with self._progress.repeating():
+                self._start(timeout_s)
         except (EngineStartFailed, TimedOut) as error:
             raise self._with_log_excerpt(error) from error
         except Exception:
@@ -199,7 +202,8 @@ class LocalDeployment:
         if self._certificates is not None:
             self._certificates.stop()
         try:
-            self._cluster.stop(serve_timeout_s=_STOP_TIMEOUT_S)
+            with self._progress.repeating():
+                self._cluster.stop(serve_timeout_s=_STOP_TIMEOUT_S)
         finally:
             if self._control is not None:
                 self._control.close()
@@ -268,24 +272,21 @@ def await_application(
     """
     from ray import serve
 
-    last_line, nodes_line, messages = "", "", list[str]()
-    start_watch = StartWatch(progress)
+    nodes_line, messages = "", list[str]()
+    start_watch = StartWatch()
     while time.monotonic() < until_s:
-        start_watch.poll(time.monotonic())
+        now_s = time.monotonic()
+        start_watch.check()
+        start_watch.poll(now_s)
         application = serve.status().applications.get(APP)
         if application is not None:
             state = str(application.status.value)
-            line = progress_line(
-                {
-                    name: dict(status.replica_states)
-                    for name, status in application.deployments.items()
-                }
-            )
-            if line != last_line:
-                progress(line)
-                last_line = line
-            if state == "RUNNING":
+            counts = replica_counts(application.deployments)
+            if state == _RUNNING:
+                progress(ready_line(counts))
                 return
+            phases = start_watch.describe(starting_counts(counts), now_s)
+            progress(StatusLine("; ".join(filter(None, (ready_line(counts), phases)))))
             if (line := pending_nodes()) != nodes_line:
                 nodes_line = line
                 if line:
@@ -314,7 +315,7 @@ def _certificate_watch(config: DeploymentConfig, run_dir: Path) -> CertificateWa
 def timeout_error(subject: str, timeout_s: float, detail: str = "") -> TimedOut:
     """The error after a timeout, with the last known detail."""
     why = f"{subject} after {timeout_s:.0f} s" + (f": {detail}" if detail else "")
-    return TimedOut(why, "allow more time with --timeout")
+    return TimedOut(why, "allow more time: 'baton up' and 'baton apply' take --timeout")
 
 
 def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
@@ -351,14 +352,32 @@ def _logical_cpus(config: DeploymentConfig) -> float:
     )
 
 
-def progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:
-    """`prefill 1/1 ready, decode 0/1 ready (starting)`."""
+def replica_counts(deployments: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Replicas of each of Serve's deployments by state, the ingress first."""
+    names = sorted(deployments, key=lambda name: (name != INGRESS, name))
+    return {
+        name: {
+            str(getattr(state, "value", state)): count
+            for state, count in deployments[name].replica_states.items()
+            if count
+        }
+        for name in names
+    }
+
+
+def starting_counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Starting replicas of each deployment that has any."""
+    starting = {name: states.get(_STARTING, 0) for name, states in counts.items()}
+    return {name: count for name, count in starting.items() if count}
+
+
+def ready_line(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """`ready: prefill 1/1, decode 0/1`, with states other than ready and starting."""
     parts = []
-    for name, states in sorted(deployments.items(), key=lambda item: (item[0] != INGRESS, item[0])):
-        counts = {str(getattr(state, "value", state)): count for state, count in states.items()}
-        ready, total = counts.get("RUNNING", 0), sum(counts.values())
-        others = ", ".join(s.lower() for s, n in sorted(counts.items()) if n and s != "RUNNING")
-        parts.append(f"{name} {ready}/{total}" + (f" ({others})" if others else ""))
+    for name, states in counts.items():
+        others = sorted(state.lower() for state in states if state not in {_RUNNING, _STARTING})
+        note = f" ({', '.join(others)})" if others else ""
+        parts.append(f"{name} {states.get(_RUNNING, 0)}/{sum(states.values())}{note}")
     return "ready: " + ", ".join(parts) if parts else "waiting for Ray Serve"
 
 

@@ -39,7 +39,7 @@ def run_handles_in_own_loop() -> None:
 
 
 def hide_serve_messages() -> None:
-    """Hide Serve's warnings about its own calls, such as a queue length that came late."""
+    """Hide Serve's warnings about its own calls, such as a replica that answers after 0.1 s."""
     # Imported first: its import sets the level.
     import ray.serve  # noqa: F401
 
@@ -64,14 +64,6 @@ def check_serve_not_imported() -> None:
             "ray.serve was imported before its environment was set",
             "import ray.serve only after LocalCluster.start",
         )
-
-
-def quiet_serve() -> None:
-    """Have Ray Serve log only errors in this process.
-
-    Its warnings, as of a replica that takes over 0.1 s to answer, are about retries of its own.
-    """
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def redirect_ray_messages() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.ports import Engine
 from baton.runtime.process.background_task import BackgroundTask
 from baton.runtime.process.gc_tuning import freeze_startup_heap
+from baton.runtime.process.scratch import scratch_folder
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.roles import parse_role
 from baton.serving.http.access import TokenFile
@@ -112,16 +114,31 @@ class EngineReplica:
         host = node_address()
         bind_grpc_to_node(host)
         await asyncio.to_thread(hub_environment.apply_stored, config.cluster.model_cache.path)
+        reporter = StartReporter(pool, host, replica=replica_name())
         if config.pools[pool].engine.kind is EngineKind.VLLM:
             environment = await asyncio.to_thread(engine_environment, config, pool)
-            await fetch_for_engine(config, pool, environment, StartReporter(pool, host))
+            await fetch_for_engine(config, pool, environment, reporter)
+        phase_folder = await asyncio.to_thread(scratch_folder, "baton-start-")
         site = ReplicaSite(
             replica_id=f"{pool}-{replica_name()}",
             pool=pool,
             host=host,
             reserve_ports=self._ports.reserve,
             gcs_address=get_gcs_address(),
+            phase_file=phase_folder / "phase",
         )
+        try:
+            with reporter.reporting("starting the engine", site.phase_file):
+                await self._start_engine(site)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, phase_folder, ignore_errors=True)
+        freeze_startup_heap()
+        fields = {"replica_id": site.replica_id, "pool": pool, "link": self._require_host().address}
+        log_event(_LOGGER, logging.INFO, "replica_started", fields)
+
+    async def _start_engine(self, site: ReplicaSite) -> None:
+        """Start the engine and all that depends on it."""
+        config, pool, host = self._config, self._pool, site.host
         series = CollectorRegistry()
         link = await asyncio.to_thread(link_options)
         self._known_adapters = KnownAdapters(
@@ -143,9 +160,6 @@ class EngineReplica:
         self._metrics = metrics_endpoint(config, self._host, address=host, series=series)
         if self._metrics is not None:
             await self._metrics.start()
-        freeze_startup_heap()
-        fields = {"replica_id": site.replica_id, "pool": pool, "link": self._host.address}
-        log_event(_LOGGER, logging.INFO, "replica_started", fields)
 
     def record_replica_metadata(self) -> dict[str, object]:
         """The addresses that coordinators need; Serve gives them to followers."""

@@ -54,6 +54,8 @@ class ReplicaSite:
     """`(host, base, count)` → the first of `count` consecutive ports, reserved for this replica."""
     gcs_address: str = ""
     """`host:port` of the Ray cluster's GCS; empty without a cluster."""
+    phase_file: Path | None = None
+    """The file for the phase of the engine's start; None: the phase is not recorded."""
 
 
 def model_path(model: ModelConfig) -> str:
@@ -220,7 +222,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         kv_events=emits_cache_events(config, site.pool),
         start_deadline_s=start_deadline_s(pool, model),
         extra=cast("dict[str, Json]", model_loading_arguments(model) | _vllm_extra(pool)),
-        env=_ray_environment(site) | engine_environment(config, site.pool),
+        env=_site_environment(site) | engine_environment(config, site.pool),
     )
 
 
@@ -248,13 +250,17 @@ def _nixl_settings(pool: PoolConfig, transfer: TransferConfig, site: ReplicaSite
     return nixl
 
 
-def _ray_environment(site: ReplicaSite) -> dict[str, str]:
-    """The node's address, and the Ray cluster that starts the engine's workers.
+def _site_environment(site: ReplicaSite) -> dict[str, str]:
+    """The node's address, the Ray cluster that starts the engine's workers, and the phase file.
 
-    Without these, vLLM uses the interface to the internet between nodes, and starts a Ray of its
-    own for spawned processes (0.32, 0.33).
+    Without the first two, vLLM uses the interface to the internet between nodes, and starts a Ray
+    of its own for spawned processes (0.32, 0.33).
     """
+    from baton.engine.vllm.patches.start_phases import START_PHASE_VARIABLE
+
     environment = {"RAY_ADDRESS": site.gcs_address} if site.gcs_address else {}
+    if site.phase_file is not None:
+        environment[START_PHASE_VARIABLE] = str(site.phase_file)
     return environment | {"VLLM_HOST_IP": site.host}
 
 

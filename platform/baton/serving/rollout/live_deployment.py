@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from baton.serving.ray.context import get_gcs_address
 from baton.serving.ray.driver import hide_serve_messages
 from baton.serving.ray.packing import unpack
 from baton.serving.ray.serve_control import CallResults
+from baton.serving.replica.start_reports import StartWatch
 from baton.serving.rollout.rollout import FleetStatus
 from baton.serving.shared.names import APP, CONTROLLER, INGRESS
 from baton.serving.store.config_store import (
@@ -94,6 +96,7 @@ class LiveDeployment:
         self._config: DeploymentConfig | None = None
         self._surge = True
         """Whether the cluster has room for one more replica."""
+        self._start_watch = StartWatch()
         self._lease = RolloutLease(f"{socket.gethostname()}, process {os.getpid()}")
 
     @contextlib.contextmanager
@@ -318,7 +321,15 @@ class LiveDeployment:
             starting=_replica_ids({name: pool.starting for name, pool in replicas.items()}),
             targets={name: pool.target for name, pool in replicas.items()},
             tallies=self._tallies(),
+            phases=self._describe_phases(replicas),
         )
+
+    def _describe_phases(self, replicas: Mapping[str, serve_control.DeploymentReplicas]) -> str:
+        """The phases of starting replicas, with seconds."""
+        now_s = time.monotonic()
+        self._start_watch.poll(now_s)
+        starting = {name: len(pool.starting) for name, pool in replicas.items() if pool.starting}
+        return self._start_watch.describe(starting, now_s)
 
     def _tallies(self) -> dict[str, RolloutCounts]:
         """By replica, the sum over all ingresses that answer."""

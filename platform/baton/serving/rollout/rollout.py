@@ -29,6 +29,7 @@ from baton.control.autoscaling.rollout import (
     evaluate_stage,
 )
 from baton.domain.errors import ApplyRejected, BatonError, ClusterFailed
+from baton.runtime.process.progress import StatusLine
 from baton.serving.application.builds import Builds
 
 _POLL_S = 0.5
@@ -50,6 +51,8 @@ class FleetStatus:
     """Desired replicas by pool."""
     tallies: Mapping[str, RolloutCounts] = field(default_factory=dict)
     """By replica, the sum over all ingresses."""
+    phases: str = ""
+    """The phases of starting replicas, with seconds; shown only."""
 
 
 class RolloutTarget(Protocol):
@@ -138,6 +141,9 @@ def run_rollout(
     header = {"what": options.operation, "generation": generation}
 
     def report_progress(line: str) -> None:
+        if isinstance(line, StatusLine):
+            options.on_progress(line)
+            return
         fleet.record_progress({**header, "state": "in progress", "reason": line})
         options.on_progress(line)
 
@@ -255,6 +261,16 @@ class _StageMonitor:
         )
         return evaluate_stage(trial, self.options.rules)
 
+    def describe(self, status: FleetStatus, now_s: float) -> str:
+        """How far the stage is at this poll."""
+        names = ", ".join(self.stage)
+        if self._done_at_s is not None:
+            bake_s = self.options.rules.bake_s
+            return f"{names}: watched for {now_s - self._done_at_s:.0f} of {bake_s:.0f} s"
+        ready = len(status.ready - self._old_ids)
+        text = f"{names}: {ready} of {sum(status.targets.values())} replicas replaced"
+        return f"{text}; {status.phases}" if status.phases else text
+
     def timeout_reason(self, now_s: float, until_s: float) -> str:
         """Why the wait ends; empty while it goes on.
 
@@ -284,6 +300,7 @@ def _monitor_stage(fleet: RolloutTarget, monitor: _StageMonitor, until_s: float)
             verdict = monitor.evaluate(status, now_s)
             if verdict.action is not RolloutAction.HOLD:
                 return verdict
+            options.on_progress(StatusLine(monitor.describe(status, now_s)))
         if why := monitor.timeout_reason(now_s, until_s):
             return RolloutDecision(action=RolloutAction.ROLL_BACK, why=why)
         options.sleep(_POLL_S)

@@ -25,6 +25,7 @@ import signal
 
 from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.engine.vllm.patches import table
+from baton.engine.vllm.patches.start_phases import record_phases
 from baton.engine.vllm.patches.step_budget import DECODE_BUDGET_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
@@ -38,6 +39,7 @@ def install() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid:
         die_with_parent(parent.pid)
+    record_phases()
     for patch in (table.RANK_REPORTS, table.RESUME, table.REFUSALS, table.CACHE_REPORT):
         patch.install()
     max_num_batched_tokens_while_decoding = os.environ.get(DECODE_BUDGET_VARIABLE)
