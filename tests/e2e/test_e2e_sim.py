@@ -25,12 +25,14 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.deployments import MAX_TOKENS, Deployment, running_deployment
+from tests.e2e.deployments import MAX_TOKENS, SERVING, Deployment, running_deployment
 from tests.fakes.free_ports import free_port
 from tests.fakes.processes import descendants
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOKENS = 300
+_OWN_LINE = re.compile(r"\[ *\d+\.\ds\] \S.*|endpoint: \S+|ended: yes")
+"""A line of `baton up` itself, and of no library."""
 _INGRESS = "ray::ServeReplica:baton:ingress"
 
 
@@ -530,3 +532,11 @@ def test_down_ends_the_deployment_and_every_process(tmp_path: Path, baton: Deplo
     assert baton.process.wait(5) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{baton.url}/health")
+    output = baton.log.read_text()
+    lines = output.splitlines()
+    serving = next(number for number, line in enumerate(lines) if SERVING in line)
+    ending = next(number for number, line in enumerate(lines) if "draining and stopping" in line)
+    assert [
+        line for line in lines[:serving] + lines[ending:] if not _OWN_LINE.fullmatch(line)
+    ] == []
+    assert "\x1b" not in output

@@ -82,7 +82,7 @@ ASKED = HubModel(
     revision="v2",
     hub="https://hub.example",
     folder="/models/hub",
-    has_token=False,
+    token="",
     offline=False,
 )
 
@@ -133,7 +133,8 @@ def test_a_gated_model_wants_its_licence_accepted_and_a_token() -> None:
         "accept its licence at https://hub.example/org/m and set HF_TOKEN to a token of that"
         " account"
     )
-    with_token = explain_failure(GatedRepoError(403), ASKED._replace(has_token=True))
+    named = ASKED._replace(token="HF_TOKEN")  # noqa: S106 - its name
+    with_token = explain_failure(GatedRepoError(403), named)
     assert "with the account of HF_TOKEN" in with_token.remedy
 
 

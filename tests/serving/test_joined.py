@@ -246,7 +246,7 @@ def test_the_progress_of_a_detached_start_is_what_its_holder_has_said(tmp_path: 
     log = tmp_path / "up.log"
     log.write_text(
         "[   0.0s] starting Ray\nsomething of Ray's\n[ 100.5s] ready: decode 1/1\n"
-        "error: no\n[ 101.0s] half a li"
+        "error: no\n[ 100.9s] serving tiny at http://x; Ctrl-C ends it\n[ 101.0s] half a li"
     )
     assert _progress_lines(log) == ["starting Ray", "ready: decode 1/1"]
 

@@ -502,10 +502,11 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
 
 
 def _progress_lines(log: Path) -> list[str]:
-    """The owner's complete lines of progress, without their seconds."""
+    """The owner's complete lines of progress before it serves, without their seconds."""
     complete_lines = log.read_text(errors="replace").split("\n")[:-1]
     matches = (_PROGRESS_LINE.fullmatch(line) for line in complete_lines)
-    return [match["line"] for match in matches if match is not None]
+    texts = [match["line"] for match in matches if match is not None]
+    return [text for text in texts if not text.startswith("serving ")]
 
 
 def _startup_failure(lines: Sequence[str], log: Path) -> EngineStartFailed:

@@ -185,7 +185,7 @@ def loopback_devices(rdma_devices: Path) -> dict[str, str]:
     By default UCX listens on the address of every interface, where other machines reach it. RDMA
     devices have no such listener.
     """
-    ports = sorted(f"{port.parts[-3]}:{port.name}" for port in rdma_devices.glob("*/ports/*"))
+    ports = sorted(":".join(port.parts[-3::2]) for port in rdma_devices.glob("*/ports/*"))
     return {"UCX_NET_DEVICES": ",".join(["lo", *ports])}
 
 
