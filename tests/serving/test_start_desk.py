@@ -190,11 +190,11 @@ def test_each_starting_replica_is_shown_with_its_phase_and_seconds() -> None:
     store = HeadStore()
     one, other = (StartReporter("decode", "n", store, replica=name) for name in ("a", "b"))
     watch = StartWatch(store)
-    assert phases(watch, 0.0, decode=2) == "2 of decode starting a process (0 s)"
+    assert phases(watch, 0.0, decode=2) == "2 of decode starting (0 s)"
     for second in range(7):
         one.progress(f"downloading m: {second}.0 of 16.1 GB")
         text = phases(watch, float(second), decode=2)
-    assert text == ("decode-a downloading m: 6.0 of 16.1 GB (5 s), decode starting a process (6 s)")
+    assert text == ("decode-a downloading m: 6.0 of 16.1 GB (5 s), decode starting (6 s)")
     one.progress("loading weights")
     other.progress("loading weights")
     assert phases(watch, 8.0, decode=2) == (
@@ -221,7 +221,7 @@ def test_a_process_that_was_killed_is_not_shown_for_ever() -> None:
     watch = StartWatch(store)
     assert "downloading" in phases(watch, 0.0, decode=1)
     assert phases(watch, 19.0, decode=1) == "decode downloading m: 1.0 of 2.0 GB (19 s)"
-    assert phases(watch, 21.0, decode=1) == "decode starting a process (0 s)"
+    assert phases(watch, 21.0, decode=1) == "decode starting (0 s)"
 
 
 def test_a_phase_is_reported_while_its_work_blocks_and_a_file_names_later_ones(

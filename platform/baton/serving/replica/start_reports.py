@@ -185,7 +185,7 @@ class StartWatch:
                 continue
             since_s = self._unreported_since_s.setdefault(name, now_s)
             subject = f"{unreported} of {name}" if unreported > 1 else name
-            parts.append(f"{subject} starting a process ({now_s - since_s:.0f} s)")
+            parts.append(f"{subject} starting ({now_s - since_s:.0f} s)")
         return few(parts, _MAX_LISTED, separator=", ")
 
     def _read_phases(self, now_s: float) -> Iterator[tuple[str, _Phase]]:
