@@ -72,6 +72,14 @@ def test_a_repeated_line_tells_for_how_long_it_has_been_so() -> None:
     assert [isinstance(line, StatusLine) for line in shown] == [False, True, True, False, True]
 
 
+def test_a_repeated_status_line_tells_how_old_its_figures_are() -> None:
+    clock, shown = Clock(), list[str]()
+    progress = RepeatedProgress(shown.append, now_s=clock)
+    progress(StatusLine("decode loading weights (8 s)"))
+    run_silently(progress, clock, 1.0)
+    assert shown[1:] == ["decode loading weights (8 s), 1 s ago"]
+
+
 def test_lines_are_repeated_while_the_block_runs_and_not_after() -> None:
     shown = list[str]()
     clock = Clock()

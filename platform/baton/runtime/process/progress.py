@@ -50,7 +50,10 @@ class RepeatedProgress:
             now_s = self._now_s()
             if self._line and now_s - self._shown_at_s >= REPEAT_PERIOD_S:
                 self._shown_at_s = now_s
-                self._show(StatusLine(f"{self._line} ({now_s - self._began_at_s:.0f} s)"))
+                age_text = f"{now_s - self._began_at_s:.0f} s"
+                has_figures = isinstance(self._line, StatusLine)
+                note = f", {age_text} ago" if has_figures else f" ({age_text})"
+                self._show(StatusLine(self._line + note))
 
     @contextmanager
     def repeating(self, line: str = "") -> Iterator[None]:
