@@ -283,12 +283,12 @@ class LocalCluster:
             self._progress("draining and stopping replicas")
             _run_with_timeout(
                 serve_timeout_s + 1.0,
-                "stop-serve",
+                "stopping replicas",
                 lambda: serve_control.stop_serve(serve_timeout_s),
             )
         self._progress("stopping Ray")
         if "ray" in sys.modules:
-            _run_with_timeout(_RAY_SHUTDOWN_TIMEOUT_S, "stop-ray", _shutdown_ray)
+            _run_with_timeout(_RAY_SHUTDOWN_TIMEOUT_S, "stopping Ray", _shutdown_ray)
         os.environ.update(real_haproxy_environment(run_dir))
         survivors = reaper.reap(str(run_dir), grace_s=2.0)
         if survivors:
@@ -513,4 +513,4 @@ def _run_with_timeout(timeout_s: float, name: str, action: Callable[[], object])
     thread.start()
     thread.join(timeout_s)
     if thread.is_alive():
-        _LOGGER.warning("%s did not end within %.0f s; going on", name, timeout_s)
+        _LOGGER.warning("%s takes over %.0f s; what still runs is killed", name, timeout_s)
