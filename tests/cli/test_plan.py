@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from baton.bench.report.write import render_page
+from baton.cli.model.planning import PlanResult, study_of
 from baton.cli.model.planning_text import plan_lines
-from baton.planner.result import Plan
+from baton.planner.result import Bottleneck, Constraint, Plan
 from baton.planner.shapes.fleets import FleetKind
 from tests.cli.invoked import run_baton
 from tests.planner.test_answers import ASKED, MIX, candidate
@@ -151,17 +153,46 @@ def test_a_plan_is_printed_written_and_loads_again(tmp_path: Path) -> None:
 # -------------------------------------------------------------------- texts of plans
 
 
-def heading(*rates: tuple[FleetKind, float], asked_per_s: float | None = None) -> str:
-    """Of the fleets, of which the first is taken."""
+def made_plan(*rates: tuple[FleetKind, float], asked_per_s: float | None = None) -> Plan:
+    """Of fleets with these rates, of which the first is taken."""
     candidates = tuple(candidate(kind, rate) for kind, rate in rates)
-    made = Plan(
+    return Plan(
         question=replace(ASKED, rate_per_s=asked_per_s, gpus=8),
         mix=MIX,
         best=candidates[0],
         meets_rate=True,
         verdict="take the first",
         candidates=candidates,
+        bottleneck=Bottleneck(constraint=Constraint.NETWORK, reason="it is full"),
     )
+
+
+def test_the_answer_and_its_reasons_come_before_tables_and_the_question() -> None:
+    lines = list(plan_lines(made_plan((FleetKind.COLOCATED, 10.0), (FleetKind.HYBRID, 9.0))))
+
+    assert lines[0] == "answer (simulated): take the first"
+    assert lines[1].startswith("  take 1 x mixed")
+    places = [
+        next(number for number, line in enumerate(lines) if line.startswith(start))
+        for start in ("  what binds: network: it is full", "fleets (", "model: ")
+    ]
+    assert places == sorted(places)
+
+
+def test_a_page_has_the_answer_first_then_its_reasons_then_tables() -> None:
+    made = made_plan((FleetKind.COLOCATED, 10.0), (FleetKind.HYBRID, 9.0))
+    page = render_page(
+        study_of(PlanResult(plan=made, stored_dtype=None), command="baton plan plain")
+    )
+
+    parts = ("<h1>", "take the first", "take 1 x mixed", "it is full", "<dl>", "Fleets (S)")
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def heading(*rates: tuple[FleetKind, float], asked_per_s: float | None = None) -> str:
+    """Of the fleets, of which the first is taken."""
+    made = made_plan(*rates, asked_per_s=asked_per_s)
     (found,) = (
         line for line in plan_lines(made) if line.startswith("fleets (simulated; best first")
     )

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Role
 from baton.perf.hardware.accelerators import Accelerator
 from baton.planner.explore import cost, rank_candidates
-from baton.planner.plan import find_bottleneck
-from baton.planner.problem import AcceleratorOffer
+from baton.planner.plan import find_bottleneck, verdict_of
+from baton.planner.problem import AcceleratorOffer, PlanningProblem
 from baton.planner.rates.closed_form import MeanRequest
 from baton.planner.rates.measure import RateSearchResult
 from baton.planner.rates.trials import LatencyQuantiles, Trial
@@ -134,6 +134,59 @@ def test_a_fleet_that_carries_nothing_is_never_taken() -> None:
     nothing = candidate(FleetKind.COLOCATED, 0.0, over=trial(1.0, holds=False))
 
     assert rank_candidates([nothing], ASKED) == (None, [nothing])
+
+
+# ------------------------------------------------------------------- why it is taken
+
+
+def verdict(*fleets: Candidate, asked: PlanningProblem = ASKED) -> str:
+    """What is said of the fleet that is taken of these."""
+    best, ranked = rank_candidates(fleets, asked)
+    return verdict_of(best, ranked, asked)
+
+
+def test_a_fleet_that_carries_less_than_another_says_why_it_is_taken_and_by_how_much() -> None:
+    alone = candidate(FleetKind.COLOCATED, 79.9, replicas=2)
+    split = candidate(FleetKind.HYBRID, 83.0)
+
+    assert verdict(alone, split) == (
+        "do not disaggregate: colocated carries 79.9 requests/s on 2 GPUs, hybrid 83 requests/s"
+        " on 2 GPUs: 0.96 times as much per dollar: equal within the tolerance of 15%, and"
+        " colocated is the simpler to run"
+    )
+
+
+def test_a_split_is_also_compared_with_one_that_carries_more() -> None:
+    alone = candidate(FleetKind.COLOCATED, 50.0, replicas=2)
+    hybrid, split = candidate(FleetKind.HYBRID, 79.9), candidate(FleetKind.DISAGGREGATED, 83.0)
+    beside_one_pool = "colocated 50 requests/s on 2 GPUs: 1.60 times as much per dollar"
+
+    assert verdict(alone, hybrid).endswith(beside_one_pool)
+    assert beside_one_pool in verdict(alone, hybrid, split)
+    assert verdict(alone, hybrid, split).endswith(
+        "against disaggregated (83 requests/s on 2 GPUs) 0.96 times as much per dollar: equal"
+        " within the tolerance of 15%, and hybrid is the simpler to run"
+    )
+
+
+def test_a_fleet_that_carries_more_in_all_and_less_for_its_price_says_so() -> None:
+    small, large = candidate(FleetKind.COLOCATED, 50.0), candidate(FleetKind.HYBRID, 80.0)
+
+    assert verdict(small, large).endswith(
+        "0.80 times as much per dollar: hybrid carries more in all"
+    )
+
+
+def test_of_fleets_that_carry_a_rate_the_dearer_one_is_said_to_be_so() -> None:
+    asked = replace(ASKED, rate_per_s=40.0)
+    small, large = candidate(FleetKind.COLOCATED, 50.0), candidate(FleetKind.HYBRID, 80.0)
+    same = candidate(FleetKind.COLOCATED, 50.0, replicas=2)
+
+    dearer = "hybrid costs 2.00 times as much for the rate"
+    assert verdict(small, large, asked=asked).endswith(dearer)
+    assert verdict(same, large, asked=asked).endswith(
+        "hybrid costs the same, and is the more complicated"
+    )
 
 
 # ------------------------------------------------------------------- trades

@@ -95,7 +95,7 @@ def test_where_only_some_prices_are_known_it_is_said_that_gpus_are_compared(most
     some = answered(replace(asked, offers=(*asked.offers, bare)))
 
     assert some.verdict.endswith("(fleets are compared by GPUs: no price is known of bare)")
-    assert "per GPU (" in some.verdict
+    assert " times as much per GPU" in some.verdict
     assert most.verdict.endswith("per dollar")
 
 

@@ -119,7 +119,7 @@ def _build_plan(explorer: Explorer, candidates: Sequence[Candidate], mix: MeanRe
         mix=mix,
         best=best,
         meets_rate=meets_rate,
-        verdict=_verdict(best, ranked, question) + _missing_prices_note(best, question),
+        verdict=verdict_of(best, ranked, question) + _missing_prices_note(best, question),
         candidates=tuple(ranked),
         bottleneck=None if best is None else find_bottleneck(best, mix),
         gpus_needed=None if meets_rate or best is None else _required_gpus(explorer, best),
@@ -185,41 +185,67 @@ def _raise_misfit(question: PlanningProblem) -> None:
     )
 
 
-def _verdict(best: Candidate | None, ranked: Sequence[Candidate], question: PlanningProblem) -> str:
+def verdict_of(
+    best: Candidate | None, ranked: Sequence[Candidate], question: PlanningProblem
+) -> str:
+    """Whether to disaggregate, with the best fleet's rate beside that of the strongest other.
+
+    If the other carries more for its cost, it says why the best fleet is taken all the same.
+    """
     if best is None:
         return _describe_infeasible(ranked)
-    kinds = first_by_kind(ranked)
-    colocated = kinds.get(FleetKind.COLOCATED)
-    disaggregated = [
-        kinds[kind] for kind in (FleetKind.HYBRID, FleetKind.DISAGGREGATED) if kind in kinds
+    recommendation = {
+        FleetKind.COLOCATED: "do not disaggregate",
+        FleetKind.DISAGGREGATED: "disaggregate",
+        FleetKind.HYBRID: "disaggregate, and let decode replicas prefill what is served better so",
+    }[best.fleet.kind]
+    is_colocated = best.fleet.kind is FleetKind.COLOCATED
+    others = [
+        candidate
+        for kind, candidate in first_by_kind(ranked).items()
+        if (kind is FleetKind.COLOCATED) is not is_colocated
     ]
+    alternative = _alternative(others, question)
+    reasons = [
+        _WITHOUT_OTHERS[is_colocated]
+        if alternative is None
+        else _compare(best, alternative, question)
+    ]
+    strongest = max(ranked, key=lambda candidate: _rate_per_cost(candidate, question))
+    if strongest is not alternative and _outdoes(strongest, best, question):
+        ratio_text = _ratio_text(best, strongest, question)
+        reasons.append(f"against {strongest.fleet.kind} ({_describe_rate(strongest)}) {ratio_text}")
+    return f"{recommendation}: {'; '.join(reasons)}"
+
+
+_WITHOUT_OTHERS = {
+    True: "there is no room for two pools",
+    False: "no colocated fleet meets the objectives",
+}
+"""By whether the best fleet is colocated: why there is no fleet of the other choice."""
+
+
+def _alternative(others: Sequence[Candidate], question: PlanningProblem) -> Candidate | None:
+    """The best fleet of the other choice: to disaggregate, or not. None if there is none."""
     rate = question.rate_per_s
     meeting_rate = [
-        candidate
-        for candidate in disaggregated
-        if rate is not None and candidate.rate_per_s >= rate
+        candidate for candidate in others if rate is not None and candidate.rate_per_s >= rate
     ]
-    alternative = (
-        min(meeting_rate, key=lambda trial: cost(trial.fleet, question))
-        if meeting_rate
-        else max(
-            disaggregated,
-            key=lambda trial: trial.rate_per_s / cost(trial.fleet, question),
-            default=None,
-        )
-    )
-    if best.fleet.kind is FleetKind.COLOCATED:
-        if alternative is None:
-            return "do not disaggregate: there is no room for two pools"
-        return f"do not disaggregate: {_compare(best, alternative, question)}"
-    recommendation = (
-        "disaggregate"
-        if best.fleet.kind is FleetKind.DISAGGREGATED
-        else ("disaggregate, and let decode replicas prefill what is served better so")
-    )
-    if colocated is None:
-        return f"{recommendation}: no colocated fleet meets the objectives"
-    return f"{recommendation}: {_compare(best, colocated, question)}"
+    if meeting_rate:
+        return min(meeting_rate, key=lambda candidate: cost(candidate.fleet, question))
+    return max(others, key=lambda candidate: _rate_per_cost(candidate, question), default=None)
+
+
+def _outdoes(candidate: Candidate, best: Candidate, question: PlanningProblem) -> bool:
+    """Whether a fleet carries more than the best one for its cost, where that decides."""
+    rate = question.rate_per_s
+    if rate is not None and best.rate_per_s >= rate:
+        return False
+    return _rate_per_cost(candidate, question) > _rate_per_cost(best, question)
+
+
+def _rate_per_cost(candidate: Candidate, question: PlanningProblem) -> float:
+    return candidate.rate_per_s / cost(candidate.fleet, question)
 
 
 def _missing_prices_note(best: Candidate | None, question: PlanningProblem) -> str:
@@ -231,28 +257,44 @@ def _missing_prices_note(best: Candidate | None, question: PlanningProblem) -> s
 
 
 def _compare(best: Candidate, alternative: Candidate, question: PlanningProblem) -> str:
-    rate_per_s = question.rate_per_s
     if not alternative.rate_per_s:
         return (
             f"{best.fleet.kind} carries {_describe_rate(best)}, {alternative.fleet.kind}"
             " nothing in time"
         )
-    best_cost, alternative_cost = (
-        cost(candidate.fleet, question) for candidate in (best, alternative)
-    )
-    if rate_per_s is not None and min(best.rate_per_s, alternative.rate_per_s) >= rate_per_s:
-        same_cost = best_cost == alternative_cost
-        return (
-            f"{best.fleet.kind} carries {_describe_rate(best)}, {alternative.fleet.kind}"
-            f" {_describe_rate(alternative)}"
-            + (": it costs the same, and is the more complicated" if same_cost else "")
-        )
-    ratio = (best.rate_per_s / best_cost) / (alternative.rate_per_s / alternative_cost)
-    unit = "dollar" if has_all_prices(question) else "GPU"
-    return (
+    rates = (
         f"{best.fleet.kind} carries {_describe_rate(best)}, {alternative.fleet.kind}"
-        f" {_describe_rate(alternative)}:"
-        f" {ratio:.2f} times as much per {unit}"
+        f" {_describe_rate(alternative)}"
+    )
+    rate_per_s = question.rate_per_s
+    if rate_per_s is not None and min(best.rate_per_s, alternative.rate_per_s) >= rate_per_s:
+        return f"{rates}: {_compare_costs(best, alternative, question)}"
+    return f"{rates}: {_ratio_text(best, alternative, question)}"
+
+
+def _ratio_text(best: Candidate, alternative: Candidate, question: PlanningProblem) -> str:
+    """How much the best fleet carries for its cost; if that is less, why it is taken."""
+    ratio = _rate_per_cost(best, question) / _rate_per_cost(alternative, question)
+    unit = "dollar" if has_all_prices(question) else "GPU"
+    reason = "" if ratio >= 1 else f": {_why_less(best, alternative, question)}"
+    return f"{ratio:.2f} times as much per {unit}{reason}"
+
+
+def _compare_costs(best: Candidate, alternative: Candidate, question: PlanningProblem) -> str:
+    """Of two fleets that both carry the required rate."""
+    best_cost, other_cost = (cost(fleet.fleet, question) for fleet in (best, alternative))
+    if best_cost == other_cost:
+        return f"{alternative.fleet.kind} costs the same, and is the more complicated"
+    return f"{alternative.fleet.kind} costs {other_cost / best_cost:.2f} times as much for the rate"
+
+
+def _why_less(best: Candidate, alternative: Candidate, question: PlanningProblem) -> str:
+    """Why a fleet is taken that carries less for its cost than another."""
+    if best.rate_per_s >= alternative.rate_per_s:
+        return f"{best.fleet.kind} carries more in all"
+    return (
+        f"equal within the tolerance of {question.effort.precision:.0%}, and {best.fleet.kind} is"
+        " the simpler to run"
     )
 
 

@@ -104,6 +104,8 @@ class Study:
     evidence: Evidence
     command: str
     facts: Mapping[str, str] = field(default_factory=dict)
+    answer: tuple[str, ...] = ()
+    """The answer, then its reasons; a page shows them first."""
     notes: tuple[str, ...] = ()
     objectives: Objectives = field(default_factory=Objectives)
     target: float = 0.9

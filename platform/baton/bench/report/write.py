@@ -24,6 +24,7 @@ h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; }
 h2 { font-size: 17px; margin: 0 0 2px; }
 section, header { background: #fff; border: 1px solid #e2e8f0; border-radius: 10px;
   padding: 20px 24px; margin: 0 0 18px; overflow-x: auto; }
+p.answer { font-size: 17px; font-weight: 600; margin: 10px 0 0; }
 p.says { color: #64748b; margin: 0 0 12px; font-size: 14px; }
 .badge { display: inline-block; font-size: 12px; font-weight: 600; border-radius: 99px;
   padding: 2px 10px; vertical-align: 4px; margin-left: 8px; }
@@ -150,7 +151,19 @@ def _header(study: Study) -> str:
     }
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{value}</dd>" for name, value in facts.items())
     badge = f'<span class="badge {study.evidence}">{study.evidence} ({study.evidence.mark})</span>'
-    return f"<header><h1>{escape(study.title)}{badge}</h1><dl>{rows}</dl></header>"
+    return (
+        f"<header><h1>{escape(study.title)}{badge}</h1>{_answer(study.answer)}<dl>{rows}</dl>"
+        "</header>"
+    )
+
+
+def _answer(lines: tuple[str, ...]) -> str:
+    """The answer, and its reasons as a list; empty for a study without one."""
+    if not lines:
+        return ""
+    answer, *reasons = lines
+    items = "".join(f"<li>{escape(reason.strip())}</li>" for reason in reasons)
+    return f'<p class="answer">{escape(answer)}</p><ul>{items}</ul>'
 
 
 def _table(table: Table, mark: str) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from baton.bench.report import Curve, Evidence, Study, Table, Tradeoff
 from baton.cli.model.models import parse_dtype, read_model
-from baton.cli.model.planning_text import candidate_rows, facts, sensitivity_rows
+from baton.cli.model.planning_text import answer_lines, candidate_rows, facts, sensitivity_rows
 from baton.cli.options import parse_seconds
 from baton.cli.traces import TraceUnusable, load_trace, make_workload
 from baton.config.write.render_plan import check_writable, render_plan
@@ -231,10 +231,7 @@ def study_of(result: PlanResult, *, command: str) -> Study:
         evidence=Evidence.SIMULATED,
         command=command,
         facts=facts(best_plan),
-        notes=(
-            best_plan.verdict,
-            *([] if best_plan.bottleneck is None else [best_plan.bottleneck.reason]),
-        ),
+        answer=tuple(answer_lines(best_plan)),
         objectives=question.classes[0].objectives,
         target=question.classes[0].attainment,
         rate_curves=tuple(

@@ -53,14 +53,10 @@ def print_plan(plan: Plan, file: TextIO) -> None:
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """The answer for a person, a paragraph each: question, answer, fleets, uncertainties."""
-    for name, value in facts(plan).items():
-        yield f"{name}: {value}"
-    yield ""
-    yield f"answer (simulated): {plan.verdict}"
-    best = plan.best
-    if best is not None:
-        yield from _best_lines(plan, best)
+    """The answer for a person, a paragraph each: answer, fleets, uncertainties, question."""
+    verdict, *reasons = answer_lines(plan)
+    yield f"answer (simulated): {verdict}"
+    yield from (f"  {line}" for line in reasons)
     if plan.candidates:
         yield ""
         yield f"fleets (simulated; best first{_ranking_reason(plan)}):"
@@ -76,6 +72,16 @@ def plan_lines(plan: Plan) -> Iterator[str]:
             f"  {rejected_shape.label}: {rejected_shape.reason}"
             for rejected_shape in plan.rejected_shapes
         )
+    yield ""
+    for name, value in facts(plan).items():
+        yield f"{name}: {value}"
+
+
+def answer_lines(plan: Plan) -> Iterator[str]:
+    """The answer and its reasons, then the fleet's rate and its bottleneck."""
+    yield plan.verdict
+    if plan.best is not None:
+        yield from _best_lines(plan, plan.best)
 
 
 def _ranking_reason(plan: Plan) -> str:
@@ -92,14 +98,14 @@ def _ranking_reason(plan: Plan) -> str:
 
 def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
     fleet, rate = best.fleet, plan.question.rate_per_s
-    yield f"  take {fleet.label}: {count_text(fleet.gpus, 'GPU')}"
+    yield f"take {fleet.label}: {count_text(fleet.gpus, 'GPU')}"
     for pool in fleet.pools:
         settings = pool.engine_shape.settings
         yield (
-            f"    {pool.role}: steps of at most {settings.max_batched_tokens} tokens, KV cache of"
+            f"  {pool.role}: steps of at most {settings.max_batched_tokens} tokens, KV cache of"
             f" {settings.kv_blocks * settings.block_size_tokens:,} tokens each"
         )
-    carried_text = f"  carries {best.rate_per_s:.3g} requests/s"
+    carried_text = f"carries {best.rate_per_s:.3g} requests/s"
     yield (
         carried_text
         if rate is None
@@ -107,21 +113,21 @@ def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
     )
     if not plan.meets_rate:
         needed = "more" if plan.gpus_needed is None else f"about {plan.gpus_needed}"
-        yield f"  not enough: {needed} GPUs are needed"
+        yield f"not enough: {needed} GPUs are needed"
     if best.best_trial is not None:
         trial = best.best_trial
         yield (
-            f"  there, {trial.attainment:.1%} meet the objectives: TTFT {_spread_text(trial.ttft)},"
+            f"there, {trial.attainment:.1%} meet the objectives: TTFT {_spread_text(trial.ttft)},"
             f" TPOT {_spread_text(trial.tpot)}"
         )
     cost = best.cost_per_million_tokens(rate)
     if fleet.price_per_hour is not None and cost is not None:
-        yield f"  costs ${fleet.price_per_hour:.2f} an hour, ${cost:.2f} per million output tokens"
+        yield f"costs ${fleet.price_per_hour:.2f} an hour, ${cost:.2f} per million output tokens"
     if plan.bottleneck is not None:
-        yield f"  what binds: {plan.bottleneck.constraint}: {plan.bottleneck.reason}"
+        yield f"what binds: {plan.bottleneck.constraint}: {plan.bottleneck.reason}"
     if best.simulated_fleet is not best.fleet:
         yield (
-            f"  simulated in part, as {best.simulated_fleet.label}; the whole should carry"
+            f"simulated in part, as {best.simulated_fleet.label}; the whole should carry"
             f" {best.scale_factor:.3g} times as much"
         )
 
