@@ -72,16 +72,20 @@ def _save(mutation_results: Sequence[MutationResult]) -> None:
             for row in ROWS
             if (row.what, row.file) in results_by_row
         ]
-        revision = provenance()
-        revision_text = f"{str(revision['git_sha'])[:10]}{'+' if revision['git_dirty'] else ''}"
         all_results = MutationResults(
             rows=tuple(known),
             began_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            revision=revision_text,
+            revision=_revision(),
             untried=len(ROWS) - len(known),
         )
         results.write_mutations(all_results, MUTATIONS)
         results.write_atomically(PAGE, render_page(results.read(FILE), all_results))
+
+
+def _revision() -> str:
+    """Of this tree; ends in `+` where it was changed since."""
+    revision = provenance()
+    return f"{str(revision['git_sha'])[:10]}{'+' if revision['git_dirty'] else ''}"
 
 
 class MutationRunner:
@@ -89,6 +93,7 @@ class MutationRunner:
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
+        self._revision = _revision()
         self._baseline: dict[tuple[str, ...], tuple[MutationOutcome, str] | None] = {}
         """By what is run: None when it passes on the tree as it is."""
         copy_tree(_ROOT, tree)
@@ -99,7 +104,12 @@ class MutationRunner:
         catch, by = self._check_text(row) or self._check_baseline(row) or self._run_mutated(row)
         tests = " ".join(row.tests)
         return MutationResult(
-            description=row.what, file=row.file, outcome=catch, detail=by, tests=tests
+            description=row.what,
+            file=row.file,
+            outcome=catch,
+            detail=by,
+            tests=tests,
+            revision=self._revision,
         )
 
     def _check_text(self, row: Mutation) -> tuple[MutationOutcome, str] | None:

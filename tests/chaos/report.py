@@ -206,13 +206,15 @@ def _mutation_table(removals: MutationResults) -> Iterator[str]:
     yield (
         f"{caught} of {len(removals.rows)} caught, the last on {removals.began_at[:10]} at "
         f"`{removals.revision}`; a row that was not tried then keeps an earlier result. "
-        f"{removals.untried} more not tried."
+        f"{removals.untried} more not tried. A row names the commit that it was tried with; of "
+        "rows last tried before 29 November 2026, the first commit with that result."
     )
     yield ""
-    yield "| what was taken away | where | caught by |"
-    yield "|---|---|---|"
+    yield "| what was taken away | where | caught by | commit |"
+    yield "|---|---|---|---|"
     for row in removals.rows:
         by = f"`{row.detail}`" if "::" in row.detail else row.detail
         if row.outcome is not MutationOutcome.CAUGHT:
             by = f"**{row.outcome}**: {_escape_cell(row.detail)}"
-        yield f"| {_escape_cell(row.description)} | `{row.file}` | {by} |"
+        commit = f"`{row.revision}`" if row.revision else "not kept"
+        yield f"| {_escape_cell(row.description)} | `{row.file}` | {by} | {commit} |"

@@ -181,6 +181,8 @@ class MutationResult:
     """The test that failed first; else why there was none."""
     tests: str
     """What was run."""
+    revision: str = ""
+    """Of the code that it was tried with, as in `Run`; empty where that was not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

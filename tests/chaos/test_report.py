@@ -122,7 +122,11 @@ def test_lines_are_counted_by_what_came_of_them() -> None:
 
 def test_a_protection_whose_removal_nobody_noticed_stands_out() -> None:
     survivor = replace(
-        REMOVAL, description="the lease", outcome=MutationOutcome.SURVIVED, detail="all passed"
+        REMOVAL,
+        description="the lease",
+        outcome=MutationOutcome.SURVIVED,
+        detail="all passed",
+        revision="0123abc",
     )
     shown = render_page(
         {}, MutationResults(rows=(REMOVAL, survivor), began_at="2026-11-22T12", revision="abc")
@@ -130,7 +134,7 @@ def test_a_protection_whose_removal_nobody_noticed_stands_out() -> None:
     assert "1 of 2 caught, the last on 2026-11-22 at `abc`; a row that was not tried" in shown
     assert "0 more not tried." in shown
     assert (
-        "| the deadline of a pull | `platform/baton/x.py` | `tests/x/test_x.py::test_a_pull_ends` |"
-        in shown
+        "| the deadline of a pull | `platform/baton/x.py` | `tests/x/test_x.py::test_a_pull_ends`"
+        " | not kept |" in shown
     )
-    assert "| the lease | `platform/baton/x.py` | **survived**: all passed |" in shown
+    assert "| the lease | `platform/baton/x.py` | **survived**: all passed | `0123abc` |" in shown
