@@ -309,9 +309,9 @@ async def test_tokens_are_counted_by_the_endpoint_where_it_can() -> None:
 async def test_a_key_that_is_not_taken_is_said_before_anything_is_sent() -> None:
     raw = Raw(b'{"error": "no such API key"}', status=b"401 No")
     async with raw.running() as url, CompletionClient(ClientOptions(url=url)) as client:
-        with pytest.raises(EndpointUnusable, match="answered 401") as raised:
+        with pytest.raises(EndpointUnusable, match="status 401") as raised:
             await client.get_model()
-    assert "where it wants a key, give one" in raised.value.remedy
+    assert "give the API key: --key-file" in raised.value.remedy
 
 
 async def test_where_nobody_counts_tokens_because_nobody_is_there_it_says_so() -> None:
@@ -334,7 +334,7 @@ async def test_an_endpoint_at_an_address_of_ipv6_is_asked() -> None:
     with create_bound_socket("::1", 0) as free:
         url = format_endpoint("http", "::1", free.getsockname()[1])
     async with CompletionClient(ClientOptions(url=url)) as client:
-        with pytest.raises(NotRunning, match="Cannot connect to host ::1"):
+        with pytest.raises(NotRunning, match="connection refused"):
             await client.get_model()
 
 

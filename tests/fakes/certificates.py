@@ -26,25 +26,35 @@ class KeyPair:
     def tls(self, **options: object) -> TlsConfig:
         return TlsConfig(cert_file=str(self.cert), key_file=str(self.key), **options)  # type: ignore[arg-type]
 
+    def server_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert, self.key)
+        return context
+
     def client_context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self.cert))
 
 
-def make_key_pair(folder: Path, name: str) -> KeyPair:
+def make_key_pair(
+    folder: Path,
+    name: str,
+    *,
+    address: str = "127.0.0.1",
+    valid_for: datetime.timedelta = datetime.timedelta(hours=1),
+) -> KeyPair:
+    """A pair for an address of this machine; with a negative time, one that has expired."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    alternative_name = x509.SubjectAlternativeName(
-        [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    )
+    alternative_name = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
     cert = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
+        .not_valid_before(now - datetime.timedelta(hours=3))
+        .not_valid_after(now + valid_for)
         .add_extension(alternative_name, critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())

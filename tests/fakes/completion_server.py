@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -63,13 +64,16 @@ class CompletionServer:
 
     behaviour: Behaviour = stream_all_tokens
     models: str = '{"data": [{"id": "tiny", "max_model_len": 1000}]}'
+    models_status: str = "200 OK"
+    tls: ssl.SSLContext | None = None
     requests: list[ReceivedRequest] = field(default_factory=list)
     url: str = ""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[CompletionServer]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        scheme = "http" if self.tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
         finally:
@@ -109,7 +113,7 @@ class CompletionServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         if head[0].startswith("GET /v1/models"):
-            _write_head(writer, "200 OK")
+            _write_head(writer, self.models_status)
             writer.write(self.models.encode())
             return await writer.drain()
         body = await reader.readexactly(int(headers["content-length"]))

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Self, TypedDict
 
 import msgspec
 
-from baton.domain.errors import NotRunning, OperatorError
+from baton.bench.client.trust import TlsTrust, connection_error
+from baton.domain.errors import OperatorError
 
 if TYPE_CHECKING:  # imported where it is used: keeps the command line fast
     import aiohttp
@@ -32,6 +33,9 @@ _KEEP_ALIVE_S = 4.0
 under a request."""
 _MAX_ERROR_CHARACTERS = 160
 _OK = 200
+UNAUTHORIZED = frozenset({401, 403})
+MISSING_KEY_REMEDY = "give the API key: --key-file FILE, or OPENAI_API_KEY"
+WRONG_KEY_REMEDY = "give another API key: --key-file FILE, or OPENAI_API_KEY"
 _DONE = b"[DONE]"
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of decoding JSON; RecursionError for deep nesting, even in unread parts."""
@@ -221,6 +225,7 @@ class ClientOptions:
     """Until the last token of an answer."""
     max_connections: int = 1024
     headers: Mapping[str, str] = field(default_factory=dict)
+    trust: TlsTrust = field(default_factory=TlsTrust)
 
 
 class CompletionClient:
@@ -235,6 +240,7 @@ class CompletionClient:
         self._clock = clock
         self._options = options
         self._base_url = options.url.rstrip("/").removesuffix("/v1")
+        self._is_tls = options.url.lower().startswith("https:")
         self._decoder = msgspec.json.Decoder(Chunk)
         self._http: aiohttp.ClientSession | None = None
 
@@ -252,6 +258,7 @@ class CompletionClient:
                 limit=self._options.max_connections,
                 keepalive_timeout=_KEEP_ALIVE_S,
                 ttl_dns_cache=300,
+                ssl=self._options.trust.context() if self._is_tls else True,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -280,16 +287,23 @@ class CompletionClient:
             models = msgspec.json.decode(body, type=_Models).data if status == _OK else None
         except DECODE_ERRORS:
             models = None
+        if status in UNAUTHORIZED:
+            has_key = any(name.lower() == "authorization" for name in self._options.headers)
+            raise EndpointUnusable(
+                f"{url}: status {status}: {_error_text(body)}",
+                WRONG_KEY_REMEDY if has_key else MISSING_KEY_REMEDY,
+            )
         if models is None:
             raise EndpointUnusable(
-                f"{url}/v1/models answered {status} and no list of models: {_error_text(body)}",
-                "name the URL of an OpenAI-compatible endpoint; where it wants a key, give one",
+                f"{url}/v1/models: got status {status} and no list of models: {_error_text(body)}",
+                "name the URL of an OpenAI-compatible endpoint",
             )
         model = next((served for served in models if name in {None, served.id}), None)
         if model is None:
             names = ", ".join(served.id for served in models) or "none"
             raise EndpointUnusable(
-                f"{url} serves no model {name!r}, only {names}", "correct --model"
+                f"{url}: --model: got {name!r}, which is not served; served: {names}",
+                "name one of these with --model",
             )
         return ServedModel(name=model.id, max_tokens=model.max_model_len)
 
@@ -327,10 +341,7 @@ class CompletionClient:
                 "correct the URL",
             ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NotRunning(
-                f"nothing answers at {self._options.url}: {type(error).__name__} {error}".rstrip(),
-                "start a deployment with 'baton up -c FILE', or correct the URL",
-            ) from error
+            raise connection_error(error, self._options.url, timeout_s=_CALL_TIMEOUT_S) from error
 
     def encode(
         self, model: str, request: CompletionRequest, *, keep_text: bool = False

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from baton.cli.endpoint import CaFile, ConnectionArgs, Insecure, KeyFile, connect
 from baton.cli.measure.bench_options import (
     parse_choice,
     parse_class_share,
-    parse_headers,
     parse_length,
     parse_numbers,
     parse_objectives,
@@ -21,13 +22,15 @@ from baton.cli.measure.bench_options import (
     redacted_command_line,
     require_one_of,
 )
-from baton.cli.options import Output, parse_seconds, positive
+from baton.cli.options import Address, Output, parse_seconds, positive
 from baton.cli.output import ExitCode, OutputFormat, print_error, print_report, report_errors
 
 if TYPE_CHECKING:
     from baton.cli.measure.bench_args import BenchArgs
 
-_URL = typer.Argument(metavar="[URL]", help="URL of an OpenAI-compatible endpoint.")
+_URL = typer.Argument(
+    metavar="[URL]", help="URL of an OpenAI-compatible endpoint; else the running deployment."
+)
 _MODEL = typer.Option(
     "--model", metavar="NAME", help="Model to use, if the endpoint serves several."
 )
@@ -91,9 +94,6 @@ _REPEATS = typer.Option("--repeats", help="Repeats of each run, for confidence i
 _CLIENTS = typer.Option("--clients", help="Processes that send, if one core is too few.", min=1)
 _IN_FLIGHT = typer.Option("--max-in-flight", help="Requests at a time; more are sent late.", min=1)
 _HEADER = typer.Option("--header", metavar="NAME:VALUE", help="Sent with requests; repeatable.")
-_KEY_FILE = typer.Option(
-    "--api-key-file", metavar="FILE", help="Holds the key; else OPENAI_API_KEY, if that is set."
-)
 _REPORT = typer.Option(
     "--report", metavar="FOLDER", help="Write bench.json, bench.html and requests.jsonl there."
 )
@@ -105,7 +105,7 @@ _INTERRUPTED = 130
 
 def bench(  # noqa: PLR0913 - each is an option
     context: typer.Context,
-    url: Annotated[str, _URL] = "http://127.0.0.1:8000",
+    url: Annotated[str | None, _URL] = None,
     *,
     model: Annotated[str | None, _MODEL] = None,
     api: Annotated[str, _API] = "completions",
@@ -138,7 +138,10 @@ def bench(  # noqa: PLR0913 - each is an option
         str, typer.Option(metavar="DURATION", help="Time limit of one answer.")
     ] = "10m",
     header: Annotated[list[str] | None, _HEADER] = None,
-    api_key_file: Annotated[Path | None, _KEY_FILE] = None,
+    key_file: KeyFile = None,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
+    address: Address = None,
     vocabulary: Annotated[int, _VOCABULARY] = 8_000,
     ignore_invalid: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out bad lines.")
@@ -164,15 +167,22 @@ def bench(  # noqa: PLR0913 - each is an option
     )
     shared_tokens, shared_prompts = parse_prefix(shared_prefix)
     rates = parse_numbers(rate, "--rate")
+    connection_args = ConnectionArgs(
+        url=url,
+        key_file=key_file,
+        ca_file=ca_file,
+        insecure=insecure,
+        address=address,
+        headers=header or (),
+    )
     args = bench_order.BenchArgs(
         endpoint=bench_order.Endpoint(
-            url=url,
+            url=url or "",
             model=model,
             api=interface,
             deadline_s=parse_seconds(deadline, "--deadline"),
             max_in_flight=max_in_flight,
             clients=clients,
-            headers=parse_headers(context, header or [], api_key_file),
         ),
         prompts=bench_order.PromptArgs(
             dataset=dataset,
@@ -205,7 +215,12 @@ def bench(  # noqa: PLR0913 - each is an option
         command=redacted_command_line(context, header or []),
     )
     _check_options(args, rates_given=bool(rates))
-    _run(args, output=output, report=report)
+    with report_errors():
+        connection = connect(context, connection_args)
+    endpoint = replace(
+        args.endpoint, url=connection.url, headers=connection.headers, trust=connection.trust
+    )
+    _run(replace(args, endpoint=endpoint), output=output, report=report)
 
 
 def _run(args: BenchArgs, *, output: OutputFormat, report: Path | None) -> None:
@@ -238,7 +253,7 @@ def _run(args: BenchArgs, *, output: OutputFormat, report: Path | None) -> None:
         _fail("figures are the client's, not the endpoint's", _INVALID_REMEDY)
 
 
-_FAILED_REMEDY = "look at the failures above; for status 401 give --api-key-file"
+_FAILED_REMEDY = "look at the failures above; for status 401 give --key-file"
 _INVALID_REMEDY = (
     "give more --clients, a lower --rate, or run it on a machine with nothing else to do"
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.bench.client.client import Api
+from baton.bench.client.trust import TlsTrust
 from baton.bench.findings.metrics import SloObjectives
 from baton.bench.load import ArrivalProcess, MeasuredLength, TokenRange, WarmUp
 
@@ -26,6 +27,7 @@ class Endpoint:
     clients: int
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """May hold a key."""
+    trust: TlsTrust = field(default_factory=TlsTrust)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

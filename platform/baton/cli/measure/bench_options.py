@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from baton.cli.options import backend_of, command_line, parse_seconds, positive
-from baton.cli.output import report_errors
+from baton.cli.endpoint import parse_header
+from baton.cli.options import command_line, parse_seconds, positive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,30 +131,6 @@ def parse_objectives(texts: list[str]) -> Mapping[str, Objectives]:
             limits[f"{metric}_s"] = parse_seconds(limit, "--slo")
         objectives[name if colon else DEFAULT_CLASS] = Objectives(**limits)
     return objectives
-
-
-def parse_headers(
-    context: typer.Context, texts: list[str], key_file: Path | None
-) -> dict[str, str]:
-    """Headers, with the key where there is one."""
-    headers = dict(parse_header(text) for text in texts)
-    key = backend_of(context).environ.get("OPENAI_API_KEY")
-    if key_file is not None:
-        with report_errors():
-            key = key_file.read_text(encoding="utf-8").strip()
-    if key and not any(name.lower() == "authorization" for name in headers):
-        headers["Authorization"] = f"Bearer {key}"
-    return headers
-
-
-def parse_header(text: str) -> tuple[str, str]:
-    """A header's name and value."""
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip():
-        raise typer.BadParameter(
-            f"got {text!r}, expected NAME:VALUE such as X-Team:search", param_hint="--header"
-        )
-    return name.strip(), value.strip()
 
 
 def redacted_command_line(context: typer.Context, headers: list[str]) -> str:

@@ -82,6 +82,7 @@ def run_from_args(args: BenchArgs) -> tuple[BenchmarkResult, BenchmarkContext]:
         timeout_s=args.endpoint.deadline_s,
         max_connections=args.endpoint.max_in_flight,
         headers=args.endpoint.headers,
+        trust=args.endpoint.trust,
     )
 
     def send(plan: LoadPlan, label: str) -> LoadResult:
@@ -312,7 +313,7 @@ async def _gather_inputs(args: BenchArgs) -> _BenchInputs:
         OperatorError: nothing answers, or a file cannot be read.
     """
     endpoint, prompts = args.endpoint, args.prompts
-    options = ClientOptions(url=endpoint.url, headers=endpoint.headers)
+    options = ClientOptions(url=endpoint.url, headers=endpoint.headers, trust=endpoint.trust)
     async with CompletionClient(options) as client:
         model = await client.get_model(endpoint.model)
         count = _token_counter(args, client, model)

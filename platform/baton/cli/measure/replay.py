@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.measure.bench_options import parse_header, redacted_command_line
+from baton.cli.endpoint import (
+    CaFile,
+    Connection,
+    ConnectionArgs,
+    Insecure,
+    KeyFile,
+    connect,
+)
+from baton.cli.measure.bench_options import redacted_command_line
 from baton.cli.model.simulate import progress_bar, show_study
-from baton.cli.options import Output, parse_seconds, positive
+from baton.cli.options import Address, Output, parse_seconds, positive
 from baton.cli.output import ExitCode, OutputFormat, print_error, report_errors
 from baton.cli.traces import TraceUnusable, load_with_arrivals, make_workload
 from baton.domain.names.words import count_text
@@ -28,7 +36,11 @@ _TRACE = typer.Argument(metavar="[TRACE]", help="Requests to send, in any known 
 _WORKLOAD = typer.Option(
     "--workload", metavar="NAME", help="Workload instead of a trace: conv, code, chat, agents, ..."
 )
-_URL = typer.Option("--url", metavar="URL", help="URL of an OpenAI-compatible endpoint.")
+_URL = typer.Option(
+    "--url",
+    metavar="URL",
+    help="URL of an OpenAI-compatible endpoint; else the running deployment.",
+)
 _MODEL = typer.Option(
     "--model", metavar="NAME", help="Model to use, if the endpoint serves several."
 )
@@ -61,7 +73,7 @@ _REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or
 class _ReplayArgs:
     trace: Path | None
     workload: str | None
-    url: str
+    connection_args: ConnectionArgs
     model: str | None
     rate_per_s: float | None
     speed: float | None
@@ -76,7 +88,6 @@ class _ReplayArgs:
     attainment: float
     ignore_invalid: bool
     seed: int
-    headers: Mapping[str, str] = field(default_factory=dict)
     command: str
 
 
@@ -85,7 +96,7 @@ def replay(  # noqa: PLR0913 - each is an option
     trace: Annotated[Path | None, _TRACE] = None,
     *,
     workload: Annotated[str | None, _WORKLOAD] = None,
-    url: Annotated[str, _URL] = "http://127.0.0.1:8000",
+    url: Annotated[str | None, _URL] = None,
     model: Annotated[str | None, _MODEL] = None,
     rate: Annotated[float | None, _RATE] = None,
     speed: Annotated[float | None, _SPEED] = None,
@@ -99,6 +110,10 @@ def replay(  # noqa: PLR0913 - each is an option
     max_in_flight: Annotated[int, _IN_FLIGHT] = 1024,
     vocabulary: Annotated[int, _VOCABULARY] = 8_000,
     header: Annotated[list[str] | None, _HEADER] = None,
+    key_file: KeyFile = None,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
+    address: Address = None,
     gpus: Annotated[int | None, _GPUS] = None,
     slo_ttft: Annotated[str | None, _SLO_TTFT] = None,
     slo_tpot: Annotated[str | None, _SLO_TPOT] = None,
@@ -124,7 +139,14 @@ def replay(  # noqa: PLR0913 - each is an option
     args = _ReplayArgs(
         trace=trace,
         workload=workload,
-        url=url,
+        connection_args=ConnectionArgs(
+            url=url,
+            key_file=key_file,
+            ca_file=ca_file,
+            insecure=insecure,
+            address=address,
+            headers=header or (),
+        ),
         model=model,
         rate_per_s=None if rate is None else positive(rate, "--rate"),
         speed=None if speed is None else positive(speed, "--speed"),
@@ -139,26 +161,28 @@ def replay(  # noqa: PLR0913 - each is an option
         attainment=attainment,
         ignore_invalid=ignore_invalid,
         seed=seed,
-        headers=dict(parse_header(header_text) for header_text in header or ()),
         command=redacted_command_line(context, header or []),
     )
-    _run(args, output=output, report=report)
+    _run(context, args, output=output, report=report)
 
 
-def _run(args: _ReplayArgs, *, output: OutputFormat, report: Path | None) -> None:
+def _run(
+    context: typer.Context, args: _ReplayArgs, *, output: OutputFormat, report: Path | None
+) -> None:
     from baton.bench.report import check_report_path
 
     with report_errors():
         if report is not None:
             check_report_path(report)
         trace = _trace_to_send(args)
+        connection = connect(context, args.connection_args)
         with progress_bar("replaying") as on_progress:
             import asyncio  # here: keeps --help fast
 
-            model, result = asyncio.run(_run_replay(args, trace, on_progress))
+            model, result = asyncio.run(_run_replay(args, connection, trace, on_progress))
         if not result.outcomes:
             raise TraceUnusable("no request has ended", "let it run longer, or send shorter ones")
-        study = _study(args, trace, model, result)
+        study = _study(args, connection.url, trace, model, result)
     show_study(study, output, report)
     if not any(outcome.ok for outcome in result.outcomes):
         print_error(f"no request succeeded: {next(iter(result.failures), 'all were stopped')}")
@@ -166,7 +190,7 @@ def _run(args: _ReplayArgs, *, output: OutputFormat, report: Path | None) -> Non
 
 
 async def _run_replay(
-    args: _ReplayArgs, trace: Trace, on_progress: Callable[[float], None]
+    args: _ReplayArgs, connection: Connection, trace: Trace, on_progress: Callable[[float], None]
 ) -> tuple[ServedModel, ReplayResult]:
     import asyncio  # here: keeps --help fast
 
@@ -176,10 +200,11 @@ async def _run_replay(
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     options = ClientOptions(
-        url=args.url,
+        url=connection.url,
         timeout_s=args.deadline_s,
         max_connections=args.max_in_flight,
-        headers=args.headers,
+        headers=connection.headers,
+        trust=connection.trust,
     )
     async with CompletionClient(options) as client:
         model = await client.get_model(args.model)
@@ -236,7 +261,9 @@ def _trace_from_file(args: _ReplayArgs, path: Path) -> Trace:
 
 
 # ------------------------------------------------------------------ in words
-def _study(args: _ReplayArgs, trace: Trace, model: ServedModel, replayed: ReplayResult) -> Study:
+def _study(
+    args: _ReplayArgs, url: str, trace: Trace, model: ServedModel, replayed: ReplayResult
+) -> Study:
     import baton
     from baton.bench.formatting import format_number, format_seconds
     from baton.bench.report import Evidence, RunResult, Study, Table
@@ -257,12 +284,12 @@ def _study(args: _ReplayArgs, trace: Trace, model: ServedModel, replayed: Replay
     )
     failures = tuple((why, str(count)) for why, count in replayed.failures.items())
     return Study(
-        title=f"{trace.name} against {args.url}",
+        title=f"{trace.name} against {url}",
         evidence=Evidence.MEASURED,
         command=args.command,
         facts={
             "requests": f"{trace.name}: {len(trace):,} in {span_text}, {rate_text}",
-            "endpoint": args.url,
+            "endpoint": url,
             "model": model.name,
             "longest": f"{model.max_tokens:,} tokens" if model.max_tokens else "not said",
             "seed": str(args.seed),

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import ssl
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from baton.bench.client.client import MISSING_KEY_REMEDY, UNAUTHORIZED, WRONG_KEY_REMEDY
+from baton.bench.client.trust import connection_error
+from baton.cli.endpoint import CaFile, Connection, ConnectionArgs, Insecure, KeyFile, connect
 from baton.cli.explain.trace import route_text
-from baton.cli.measure.bench_options import parse_headers
-from baton.cli.options import Address, Output, backend_of, parse_seconds
+from baton.cli.options import Address, Output, parse_seconds
 from baton.cli.output import (
     OutputFormat,
     TextStyle,
@@ -26,7 +26,7 @@ from baton.cli.output import (
     report_errors,
     styled,
 )
-from baton.domain.errors import BatonError, NotRunning, OperatorError, TimedOut
+from baton.domain.errors import BatonError, OperatorError, TimedOut
 from baton.domain.names.words import count_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ _HELP = (
 )
 _ERROR_CHARS = 500
 """Of an error body that is no JSON."""
-_STATUS_UNAUTHORIZED = (401, 403)
 _STATUS_OVERLOADED = (429, 503)
 _STATUS_NOT_FOUND = 404
 
@@ -47,12 +46,6 @@ _PROMPT = typer.Argument(
     metavar="[PROMPT]...", help="One message to send; without: a conversation."
 )
 _URL = typer.Option("--url", metavar="URL", help="URL of an endpoint; else the running deployment.")
-_KEY_FILE = typer.Option(
-    "--key-file", metavar="FILE", help="File with the API key; else OPENAI_API_KEY."
-)
-_CA_FILE = typer.Option(
-    "--ca-file", metavar="FILE", help="Certificates that sign the endpoint's certificate."
-)
 _SYSTEM = typer.Option("--system", metavar="TEXT", help="System prompt.")
 _MODEL = typer.Option("--model", metavar="NAME", help="Model or adapter; else the first served.")
 _MAX_TOKENS = typer.Option("--max-tokens", min=1, help="Limit of each answer.")
@@ -89,8 +82,9 @@ def chat(  # noqa: PLR0913 - each is an option
     system: Annotated[str, _SYSTEM] = "",
     max_tokens: Annotated[int | None, _MAX_TOKENS] = None,
     temperature: Annotated[float | None, _TEMPERATURE] = None,
-    key_file: Annotated[Path | None, _KEY_FILE] = None,
-    ca_file: Annotated[Path | None, _CA_FILE] = None,
+    key_file: KeyFile = None,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
     timeout: Annotated[str, _DEADLINE] = "120s",
     verbose: Annotated[bool, _VERBOSE] = False,
     address: Address = None,
@@ -100,15 +94,17 @@ def chat(  # noqa: PLR0913 - each is an option
 
     With a PROMPT, it prints one answer. Lines of a pipe are sent one after the other.
     """
-    headers = parse_headers(context, [], key_file)
     timeout_s = parse_seconds(timeout)
     options = {"max_tokens": max_tokens, "temperature": temperature}
     with report_errors():
-        commands = None if url is not None else backend_of(context).commands()
-        if url is None:
-            assert commands is not None
-            url = str(commands.status(address=address)["endpoint"])
-        with ChatClient.connect(url, headers, ca_file=ca_file, timeout_s=timeout_s) as client:
+        connection = connect(
+            context,
+            ConnectionArgs(
+                url=url, key_file=key_file, ca_file=ca_file, insecure=insecure, address=address
+            ),
+        )
+        commands = connection.commands
+        with ChatClient.connect(connection, timeout_s=timeout_s) as client:
             conversation = Conversation(
                 client,
                 model=model or client.first_model(),
@@ -250,25 +246,18 @@ class ChatClient:
 
     @classmethod
     @contextmanager
-    def connect(
-        cls, url: str, headers: Mapping[str, str], *, ca_file: Path | None, timeout_s: float
-    ) -> Iterator[ChatClient]:
+    def connect(cls, connection: Connection, *, timeout_s: float) -> Iterator[ChatClient]:
         """A client; its connections are closed afterwards.
 
         Raises:
-            ChatFailed: the certificates cannot be read.
+            CertificatesUnusable: the certificates cannot be read.
         """
         import httpx  # here: keeps --help fast
 
-        base = url.rstrip("/").removesuffix("/v1")
-        try:
-            verify = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-        except (OSError, ssl.SSLError) as error:
-            raise ChatFailed(
-                f"{ca_file}: got {error}, expected certificates", "name a PEM file with --ca-file"
-            ) from error
+        base = connection.url.rstrip("/").removesuffix("/v1")
+        verify = connection.trust.context() if base.lower().startswith("https:") else True
         timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
-        with httpx.Client(headers=dict(headers), verify=verify, timeout=timeout) as http:
+        with httpx.Client(headers=dict(connection.headers), verify=verify, timeout=timeout) as http:
             yield cls(http, base, timeout_s=timeout_s)
 
     def first_model(self) -> str:
@@ -277,13 +266,16 @@ class ChatClient:
         Raises:
             BatonError: the endpoint does not answer, or serves no model.
         """
+        models = self._served_models()
+        if not models:
+            raise ChatFailed(f"{self._url}: serves no model", "look at 'baton status'")
+        return models[0]
+
+    def _served_models(self) -> list[str]:
         with self._errors():
             response = self._http.get(f"{self._url}/v1/models")
             self._check(response, model="")
-        models = response.json().get("data") or []
-        if not models:
-            raise ChatFailed(f"{self._url}: serves no model", "look at 'baton status'")
-        return str(models[0]["id"])
+        return [str(model["id"]) for model in response.json().get("data") or []]
 
     def stream(self, body: Mapping[str, object], *, echo: bool) -> Answer:
         """The answer to one request; Ctrl-C ends it early.
@@ -315,13 +307,11 @@ class ChatClient:
 
         try:
             yield
-        except httpx.ConnectTimeout as error:
-            why = f"{self._url}: no connection within {_CONNECT_S:g} s"
-            raise NotRunning(why, "check the address") from error
-        except httpx.ConnectError as error:
-            why = f"{self._url}: cannot be reached: {error}"
-            remedy = "check the address; a certificate of your own needs --ca-file"
-            raise NotRunning(why, remedy) from error
+        except (httpx.ConnectTimeout, httpx.ConnectError) as error:
+            raise connection_error(error, self._url, timeout_s=_CONNECT_S) from error
+        except httpx.UnsupportedProtocol as error:
+            why = f"--url: got {self._url!r}, expected http:// or https:// before the host"
+            raise ChatFailed(why, "write it as http://host:port") from error
         except httpx.TimeoutException as error:
             why = f"{self._url}: nothing came for {self._timeout_s:g} s"
             raise TimedOut(why, "allow more time with --timeout") from error
@@ -338,10 +328,12 @@ class ChatClient:
         response.read()
         status, message = response.status_code, _error_message(response)
         why = f"{self._url}: status {status}: {message}"
-        if status in _STATUS_UNAUTHORIZED:
-            raise ChatFailed(why, "name a file with the API key: --key-file FILE")
+        if status in UNAUTHORIZED:
+            has_key = "authorization" in self._http.headers
+            raise ChatFailed(why, WRONG_KEY_REMEDY if has_key else MISSING_KEY_REMEDY)
         if status == _STATUS_NOT_FOUND and model:
-            raise ChatFailed(why, f"ask {self._url}/v1/models which models are served")
+            served = ", ".join(self._served_models()) or "none"
+            raise ChatFailed(f"{why}; served: {served}", "name one of these with --model")
         if status in _STATUS_OVERLOADED:
             retry_after = response.headers.get("retry-after")
             when = f"in {retry_after} s" if retry_after else "later"

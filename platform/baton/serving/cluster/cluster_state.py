@@ -39,6 +39,8 @@ class ClusterState:
     token_file: str
     pid_started_ticks: int | None = None
     """See `process_start_ticks`: another process may reuse the pid."""
+    cert_file: str | None = None
+    """The endpoint's certificate; None without TLS."""
 
     def is_alive(self) -> bool:
         """Whether the owner still runs."""

@@ -217,6 +217,7 @@ class LocalCluster:
             run_dir=str(run_dir),
             session_name=session_name,
             token_file=str(run_dir / "token"),
+            cert_file=settings.tls.cert_file,
         )
         write_state(self._state, state_folder())
 

@@ -71,7 +71,10 @@ class AttachedCluster:
 
     def _endpoint(self) -> dict[str, object]:
         if self.state is not None:
-            return {"endpoint": self.state.http_url}
+            found: dict[str, object] = {"endpoint": self.state.http_url}
+            if self.state.cert_file is not None:
+                found["certificate"] = self.state.cert_file
+            return found
         try:
             data = load(ENDPOINT_KEY)
             note: dict[str, object] = {} if data is None else json.loads(data)
