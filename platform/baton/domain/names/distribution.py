@@ -5,6 +5,8 @@ from __future__ import annotations
 DISTRIBUTION = "baton-llm"
 """Its name on package indexes, where `baton` is another project's. The command and the import are
 `baton`."""
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""The index with torch's builds for CPUs, which the extra `cpu` needs; PyPI has none."""
 
 
 def with_extra(extra: str) -> str:
@@ -14,7 +16,8 @@ def with_extra(extra: str) -> str:
 
 def pip_install(extra: str, *options: str) -> str:
     """The command that installs baton with one extra: `pip install 'baton-llm[report]'`."""
-    return " ".join(("pip install", *options, with_extra(extra)))
+    index = ("--extra-index-url", TORCH_CPU_INDEX) if extra == "cpu" else ()
+    return " ".join(("pip install", *options, with_extra(extra), *index))
 
 
 def pip_install_engine(*options: str) -> str:
