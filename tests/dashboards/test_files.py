@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from ruamel.yaml import YAML
 
 from baton.telemetry import dashboards
 from baton.telemetry.catalogue import CATALOGUE
-from tests.dashboards.pages import FOLDER, REPOSITORY, page, pages, queries_of
+from tests.dashboards.pages import FOLDER, page, pages, queries_of
 from tests.dashboards.queries import asked
 
 FILES = sorted(FOLDER.glob("*.json"))
@@ -40,23 +39,6 @@ def test_dashboards_and_what_provisions_them_are_handed_out() -> None:
     assert found["goodput.json"] == (FOLDER / "goodput.json").read_bytes()
     assert {"prometheus.yml", "provisioning/dashboards/baton.yaml"} <= found.keys()
     assert not [name for name in found if name.startswith("rules")]
-
-
-def test_an_installed_package_hands_out_what_it_was_shipped_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "goodput.json").write_bytes(b"{}")
-    monkeypatch.setattr(dashboards, "_SHIPPED", tmp_path)
-
-    assert dashboards.files() == {"goodput.json": b"{}"}
-
-
-def test_the_wheel_carries_the_folder_to_where_it_is_looked_for() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    carried = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-
-    shipped = dashboards._SHIPPED.relative_to(REPOSITORY / "platform").as_posix()
-    assert carried == {FOLDER.name: shipped}
 
 
 def test_every_metric_is_on_a_dashboard() -> None:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-import baton
 from baton.cli.options import AllowUntested, SetOptions, backend_of, config_overrides, load_files
 from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
 from baton.cli.run.up import AFTER_FAILED_START
+from baton.runtime.shipped_files import shipped_folder
 
 _QUICKSTART = Path("configs", "quickstart.yaml")
 
@@ -47,7 +47,7 @@ def demo(
 
 
 def _quickstart() -> Path:
-    """The quickstart in this folder, or in the project that this package was installed from."""
+    """The quickstart of this folder, or else of this package."""
     if _QUICKSTART.exists():
         return _QUICKSTART
-    return Path(baton.__file__).parents[2] / _QUICKSTART
+    return shipped_folder("configs") / _QUICKSTART.name
