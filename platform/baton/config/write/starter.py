@@ -65,7 +65,7 @@ class Starter:
             where = f"on {count_text(self.gpus, noun)}"
         return [
             f"# {self.model} with separate prefill and decode pools, {where}.",
-            "# All keys: docs/reference/configuration.md. Check: baton config validate -c FILE",
+            "# All keys: baton config show -c FILE. Check: baton config validate -c FILE",
             "version: 1",
             "",
         ]

@@ -206,7 +206,7 @@ def _check_nics(machine: MachineSnapshot, config: DeploymentConfig) -> Check:
             f"{', '.join(incomplete_pools)}: only one of {_NIC_MAPPING_VARIABLE} and"
             f" {_NIC_SELECTION_VARIABLE} is set, and"
             " workers end without the other",
-            "set both, in transfer.env or the pool's env; see docs/operations/transfer.md",
+            "set both, in transfer.env or the pool's env",
         )
     if shared_nics:
         return _NICS.warned(
@@ -214,8 +214,7 @@ def _check_nics(machine: MachineSnapshot, config: DeploymentConfig) -> Check:
             f" ({', '.join(machine.nics)})",
             f"leave {_UCX_DEVICES_VARIABLE} out, and UCX takes those near each GPU; or give"
             " each GPU its own with"
-            f" {_NIC_MAPPING_VARIABLE} and {_NIC_SELECTION_VARIABLE}; see"
-            " docs/operations/transfer.md",
+            f" {_NIC_MAPPING_VARIABLE} and {_NIC_SELECTION_VARIABLE}",
         )
     return _NICS.passed(f"{len(machine.nics)} for RDMA here; no worker is tied to another's")
 
