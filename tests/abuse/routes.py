@@ -24,8 +24,8 @@ class Access(StrEnum):
 RAY_SERVE_PATHS = ("/-/healthz", "/-/routes")
 """What Ray Serve's front answers by itself: that it is there, and the application's name."""
 CONSOLE = (
-    "/", "/events", "/api/request?id=x", "/api/config", "/static/x/y", "/metrics", "/sd",
-    "/healthz",
+    "/", "/events", "/api/request?id=x", "/api/config", "/api/playground", "/api/chat",
+    "/static/x/y", "/metrics", "/sd", "/healthz",
 )  # fmt: skip
 """What the controller serves on a port of its own, to whoever has its token."""
 RULES: Mapping[str, Access] = {

@@ -6,8 +6,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from baton.console.feed import Row
+from baton.console.history import HISTORY_S, History
+from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.control.autoscaling.observer import Observer
 from baton.domain.commands import RecordSelection, RequestRecord
 from baton.domain.fleet import FleetView, Load, ReplicaView, Role
@@ -35,11 +38,13 @@ from baton.serving.scaling.reports import class_rows, demand_row, pool_rows, tic
 from baton.serving.shared.reports import fleet_report, link_report
 from baton.telemetry.requests.error_budget import missed_objectives
 from baton.telemetry.requests.request_log import request_report, slowness
+from tests.console.scripted_feed import NO_CHAT
 from tests.fakes.facts import replica_facts
 
 SLO = Slo(name="interactive", ttft_s=0.5, tpot_s=0.05, attainment_target=0.99)
 REPLICAS = {f"baton#{role}#{at}": role for role in (Role.PREFILL, Role.DECODE) for at in range(3)}
 ENDED_PER_S = 20
+TICK_S = 2.0
 KEPT = 400
 """How many of the requests that ended last are told of."""
 CONFIG = "models:\n  qwen-7b:\n    path: Qwen/Qwen2.5-7B-Instruct\n"
@@ -50,58 +55,24 @@ class LiveFeed:
     """Everything it says follows from the time."""
 
     clock: Callable[[], float] = time.monotonic
+    target: ChatTarget | ChatUnavailable = NO_CHAT
+
+    def chat_target(self) -> ChatTarget | ChatUnavailable:
+        return self.target
+
+    @cached_property
+    def points(self) -> History:
+        """Of the time before anybody looked; `overview` adds the others, as ticks do."""
+        points, now_s = History(), self.clock()
+        for tick in range(int(HISTORY_S / TICK_S), 0, -1):
+            points.add(overview_at(now_s - tick * TICK_S), now_s - tick * TICK_S)
+        return points
 
     async def overview(self) -> Row:
         now_s = self.clock()
-        busy = busy_at(now_s)
-        pools = {
-            str(role): PoolObservation(
-                name=role,
-                role=role,
-                prefill=3 * (role is Role.PREFILL),
-                decode=3 * (role is Role.DECODE),
-                utilization_fraction=busy,
-            )
-            for role in (Role.DECODE, Role.PREFILL)
-        }
-        seen = Observation(
-            at_s=now_s,
-            window_s=30.0,
-            demand=Demand(requests_per_s=40 * busy, output_tokens_per_s=7900 * busy),
-            service=ServiceLevel(attainment=busy, in_flight=int(150 * busy)),
-            pools=pools,
-        )
-        states = {name: DeploymentState(name=name, target=4, running=3) for name in pools}
-        (class_row,) = class_rows({SLO.name: SLO}, Observer(), now_s)
-        moving = {
-            "attainment": round(busy, 6),
-            "requests_per_s": round(40 * busy, 3),
-            "goodput_per_s": round(40 * busy * busy, 3),
-        }
-        return {
-            "baton": "0.9.0",
-            "model": "qwen-7b",
-            "generation": 3,
-            "up_s": now_s,
-            "members": [
-                {"replica_id": name, "pool": role, "role": role, "node": "10.0.0.4", "pid": 4000}
-                for name, role in REPLICAS.items()
-            ],
-            "pools": pool_rows(seen, states),
-            "classes": [{**class_row, **moving}],
-            "demand": demand_row(seen),
-            "autoscaler": {
-                "policy": "slo",
-                "paused_reason": "",
-                "last_action": {"age_s": 74.0, "actions": ["start 1 of decode"]},
-                "overrides": [],
-                "turns": 4050,
-                "failed_turns": 0,
-                "failed_calls": 0,
-                "last_failure": "",
-            },
-            "ingresses": [self._ingress(now_s, busy)],
-        }
+        report = overview_at(now_s)
+        self.points.add(report, now_s)
+        return report | {"ingresses": [self._ingress(now_s, busy_at(now_s))]}
 
     async def links(self) -> Sequence[Row]:
         ok = LinkRow("", "", LinkState.OK, "", "tcp", 9e9, 0.1, 0.1, 0.2, 5, 900, 0, 0, 1, 1.0, 2.0)
@@ -173,6 +144,58 @@ class LiveFeed:
             "in_flight": {"prefill": 9, "decode": int(66 * busy)},
             "ended": {"finished": 61240, "shed": 102, "cancelled": 310, "resumes": 4},
         }
+
+
+def overview_at(now_s: float) -> dict[str, object]:
+    """What the controller says at that time, without ingresses."""
+    busy = busy_at(now_s)
+    pools = {
+        str(role): PoolObservation(
+            name=role,
+            role=role,
+            prefill=3 * (role is Role.PREFILL),
+            decode=3 * (role is Role.DECODE),
+            utilization_fraction=busy,
+        )
+        for role in (Role.DECODE, Role.PREFILL)
+    }
+    seen = Observation(
+        at_s=now_s,
+        window_s=30.0,
+        demand=Demand(requests_per_s=40 * busy, output_tokens_per_s=7900 * busy),
+        service=ServiceLevel(attainment=busy, in_flight=int(150 * busy)),
+        pools=pools,
+    )
+    states = {name: DeploymentState(name=name, target=4, running=3) for name in pools}
+    (class_row,) = class_rows({SLO.name: SLO}, Observer(), now_s)
+    moving = {
+        "attainment": round(busy, 6),
+        "requests_per_s": round(40 * busy, 3),
+        "goodput_per_s": round(40 * busy * busy, 3),
+    }
+    return {
+        "baton": "0.9.0",
+        "model": "qwen-7b",
+        "generation": 3,
+        "up_s": now_s,
+        "members": [
+            {"replica_id": name, "pool": role, "role": role, "node": "10.0.0.4", "pid": 4000}
+            for name, role in REPLICAS.items()
+        ],
+        "pools": pool_rows(seen, states),
+        "classes": [{**class_row, **moving}],
+        "demand": demand_row(seen),
+        "autoscaler": {
+            "policy": "slo",
+            "paused_reason": "",
+            "last_action": {"age_s": 74.0, "actions": ["start 1 of decode"]},
+            "overrides": [],
+            "turns": 4050,
+            "failed_turns": 0,
+            "failed_calls": 0,
+            "last_failure": "",
+        },
+    }
 
 
 def busy_at(at_s: float) -> float:

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.console.feed import Row
+from baton.console.history import History
+from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.domain.commands import RecordSelection
 
+NO_CHAT = ChatUnavailable(reason="there is no API here")
 OVERVIEW: Row = {
     "baton": "1.2.3",
     "model": "tiny",
@@ -91,6 +94,11 @@ class ScriptedFeed:
     calls: Counter[str] = field(default_factory=Counter)
     in_flight: int = 0
     max_in_flight: int = 0
+    points: History = field(default_factory=History)
+    target: ChatTarget | ChatUnavailable = NO_CHAT
+
+    def chat_target(self) -> ChatTarget | ChatUnavailable:
+        return self.target
 
     async def overview(self) -> Row:
         await self._on_call("overview")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from baton.console.playground import ChatTarget
 from baton.domain.commands import RequestRecord
 from baton.domain.errors import LinkFailed
 from baton.domain.value import evolve
 from tests.console.browser import Page, WatchedPage, chromium, missing_reason, running_console
+from tests.console.chat_api import WORDS, FakeApi, chat_target_of, running_api
 from tests.console.live_feed import LiveFeed
 
 pytestmark = [
@@ -19,7 +22,8 @@ pytestmark = [
     pytest.mark.skipif(missing_reason() is not None, reason=str(missing_reason())),
 ]
 HOSTILE = '"><img src=x onerror="document.title=1">{{7*7}}<script>alert(1)</script>'
-SECTIONS = ("overview", "fleet", "requests", "scaling", "config")
+SECTIONS = ("overview", "fleet", "requests", "scaling", "config", "playground")
+KEY = "bk_acme_nobody_may_find_this"
 Opened = Callable[..., Page]
 
 
@@ -41,8 +45,14 @@ class SpoiledFeed(LiveFeed):
 
 
 @pytest.fixture(scope="module")
-def feed() -> SpoiledFeed:
-    return SpoiledFeed()
+def api() -> Iterator[FakeApi]:
+    with running_api() as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def feed(api: FakeApi) -> SpoiledFeed:
+    return SpoiledFeed(target=chat_target_of(api))
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +109,18 @@ def test_the_chart_draws_what_was_asked_for_and_kept(opened: Opened) -> None:
     page.wait_for_function("document.querySelector('[data-line=goodput_per_s] b').innerText > '0'")
     inked = """() => {
       const canvas = document.querySelector('.chart canvas');
-      const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-      return pixels.some((value, at) => at % 4 === 3 && value > 0);
+      const { width, height } = canvas;
+      const pixels = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+      const ink = getComputedStyle(document.documentElement).getPropertyValue('--good').trim();
+      const [red, green] = [1, 3].map((at) => parseInt(ink.slice(at, at + 2), 16));
+      const tenths = new Set();
+      for (let at = 0; at < pixels.length; at += 4)
+        if (pixels[at] === red && pixels[at + 1] === green)
+          tenths.add(Math.floor((((at / 4) % width) / width) * 10));
+      return [...tenths].sort();
     }"""
-    assert page.evaluate(inked)
+    # Half an hour, most of which nobody has watched; the first tenth also has the axis.
+    assert page.evaluate(inked) == list(range(10))
 
 
 def test_a_waterfall_adds_up_to_the_whole_request(opened: Opened, feed: SpoiledFeed) -> None:
@@ -153,7 +171,8 @@ def test_a_request_shows_what_it_was_chosen_from(opened: Opened) -> None:
     page.locator("tbody [data-row]").first.click()
     page.locator(".options tbody tr").first.wait_for()
     assert page.locator(".options tr.on").count() == 1
-    assert "= TTFT" in page.locator(".options thead").inner_text()
+    head = page.locator(".options thead").inner_text().split("\t")
+    assert [name.strip() for name in head][1:6] == ["Runs on", "Cost", "Harm", "TTFT", "= Queue"]
 
 
 def test_the_list_holds_still_under_the_pointer(opened: Opened) -> None:
@@ -274,9 +293,147 @@ def test_no_section_is_wider_than_the_window(opened: Opened, width: int) -> None
         assert wide <= width, section
 
 
+@pytest.mark.parametrize("width", [800, 1280])
+@pytest.mark.parametrize(
+    ("section", "columns"),
+    [
+        ("overview", ["Class", "Now", "Target", "Kept", "TTFT", "TPOT"]),
+        ("requests", ["Request", "TTFT", "TPOT", "Total", "Ran on"]),
+        ("request", ["Runs on", "Cost", "Harm", "TTFT"]),
+    ],
+)
+def test_columns_that_decide_are_not_cut_off(
+    opened: Opened, section: str, columns: list[str], width: int
+) -> None:
+    where = "#overview" if section == "overview" else "#requests"
+    page = opened(where, viewport={"width": width, "height": 900})
+    table = page.locator(".options" if section == "request" else "main table").first
+    if section == "request":
+        page.locator("tbody [data-row]").first.click()
+    table.locator("tbody tr").first.wait_for()
+    box = table.locator("xpath=..").bounding_box()
+    for name in columns:
+        cell = table.get_by_role("columnheader", name=name, exact=True).bounding_box()
+        assert cell["width"] > 0, name
+        assert cell["x"] >= box["x"] - 1, name
+        assert cell["x"] + cell["width"] <= min(width, box["x"] + box["width"]) + 1, name
+
+
+def test_marks_of_every_section_have_a_legend(opened: Opened) -> None:
+    page = opened("#overview")
+    for section, words in {
+        "overview": ["asked for", "missed, rejected or failed", "draining", "dashed: its target"],
+        "fleet": ["prefill", "quarantined", "stronger colour is faster"],
+        "requests": ["ingress wait", "transfer", "missed one"],
+        "scaling": ["decode desired", "prefill ready", "no change"],
+    }.items():
+        page.evaluate("name => { location.hash = name; }", section)
+        for text in words:
+            page.locator(f".page-{section}").get_by_text(text).first.wait_for()
+
+
 def test_nothing_moves_for_who_wants_it_still(opened: Opened) -> None:
     page = opened("#overview", reduced_motion="reduce")
     names = page.evaluate(
         "[...document.querySelectorAll('*')].map(n => getComputedStyle(n).animationName)"
     )
     assert set(names) == {"none"}
+
+
+# ------------------------------------------------------------------------------- the playground
+
+
+def test_a_chat_shows_its_answer_its_times_and_where_it_ran(
+    opened: Opened, api: FakeApi, feed: SpoiledFeed
+) -> None:
+    record = next(record for record in feed.records() if len(record.legs) > 1)
+    api.request_id = record.request_id
+    page = opened("#playground")
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_label("Max tokens").fill("64")
+    page.get_by_label("API key (optional)").fill(KEY)
+    page.get_by_label("Message", exact=True).fill("Why?")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("Say it.")
+    page.keyboard.press("Enter")
+    figures = page.locator("[data-test=figures]", has_text="decode on")
+    figures.wait_for()
+    assert page.locator(".is-assistant .text").inner_text() == "".join(WORDS)
+    for text in ("TTFT", "TPOT", "24 tokens", "prefill on"):
+        assert text in figures.inner_text()
+    headers, body = api.asked[-1]
+    assert headers["authorization"] == f"Bearer {KEY}"
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?\nSay it."},
+    ]
+    assert (body["temperature"], body["max_tokens"]) == (0.5, 64)
+    figures.get_by_role("link").click()
+    page.locator(".detail [data-test=bar]").first.wait_for()
+    assert page.locator(".detail .title").first.inner_text() == record.request_id
+
+
+def test_a_key_is_kept_in_memory_and_nowhere_else(opened: Opened) -> None:
+    page = opened("#playground")
+    page.get_by_label("API key (optional)").fill(KEY)
+    page.keyboard.press("Escape")
+    page.keyboard.press("1")
+    page.locator(".page-overview").wait_for()
+    page.keyboard.press("6")
+    assert page.get_by_label("API key (optional)").input_value() == KEY
+    stored = page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
+    assert KEY not in stored
+    page.reload()
+    assert page.get_by_label("API key (optional)").input_value() == ""
+
+
+def test_a_deployment_with_keys_is_not_asked_before_there_is_one(
+    opened: Opened, api: FakeApi, feed: SpoiledFeed
+) -> None:
+    asked, target = len(api.asked), feed.target
+    assert isinstance(target, ChatTarget)
+    feed.target = replace(target, needs_key=True)
+    try:
+        page = opened("#playground")
+        page.get_by_label("API key").wait_for()
+        page.get_by_label("Message", exact=True).fill("Hello")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text("This deployment needs an API key.").wait_for()
+    finally:
+        feed.target = target
+    assert len(api.asked) == asked
+
+
+def test_a_page_that_is_not_encrypted_takes_no_key(opened: Opened) -> None:
+    page = opened("#overview")
+    page.evaluate("Object.defineProperty(window, 'isSecureContext', { value: false })")
+    page.keyboard.press("6")
+    page.get_by_text("This page is not encrypted, so it takes no key").wait_for()
+    assert page.locator("input[type=password]").is_disabled()
+
+
+def test_a_deployment_without_keys_asks_for_none(opened: Opened, feed: SpoiledFeed) -> None:
+    target = feed.target
+    assert isinstance(target, ChatTarget)
+    feed.target = replace(target, takes_key=False)
+    try:
+        page = opened("#playground")
+        page.get_by_label("Message", exact=True).wait_for()
+        assert page.locator("input[type=password]").count() == 0
+    finally:
+        feed.target = target
+
+
+def test_an_error_in_the_middle_of_an_answer_is_shown_as_text(opened: Opened, api: FakeApi) -> None:
+    page = opened("#playground")
+    api.error = HOSTILE
+    try:
+        page.get_by_label("Message", exact=True).fill("Hello")
+        page.keyboard.press("Enter")
+        page.locator(".is-assistant .bad").wait_for()
+    finally:
+        api.error = ""
+    assert page.locator(".is-assistant .text").inner_text() == WORDS[0]
+    assert HOSTILE in page.locator(".is-assistant .bad").inner_text()
+    assert page.locator("img").count() == 0

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.console.topics import History, make_point
+from baton.console.history import HISTORY_S, MIN_SPACING_S, History, make_point
 from baton.console.views import (
     MAX_REQUEST_ID_CHARS,
     fleet_view,
@@ -116,25 +116,34 @@ def test_without_classes_there_is_no_goodput_rather_than_none_of_it() -> None:
 def test_columns_of_a_history_are_of_one_length() -> None:
     history = History()
     history.add(OVERVIEW, 1.0)
-    history.add({**OVERVIEW, "pools": []}, 2.0)
-    columns = history.columns(2.0)
-    assert columns["at_s"] == [1.0, 2.0]
+    history.add({**OVERVIEW, "pools": []}, 3.0)
+    columns = history.columns(3.0)
+    assert columns["at_s"] == [1.0, 3.0]
     assert columns["ready/d"] == [1, None]
     assert {len(column) for column in columns.values()} == {2}
 
 
-def test_a_history_keeps_so_many_places_and_no_more() -> None:
-    history = History(max_points=3)
-    for at_s in range(10):
-        history.add(OVERVIEW, float(at_s))
-    assert history.columns(9.0)["at_s"] == [7.0, 8.0, 9.0]
+def test_a_history_covers_30_minutes_of_ticks_and_no_more() -> None:
+    history = History()
+    for number in range(2000):
+        history.add(OVERVIEW, number * 2.0)
+    at_s = history.columns(3998.0)["at_s"]
+    assert (at_s[0], at_s[-1], len(at_s)) == (3998.0 - HISTORY_S, 3998.0, 901)
+
+
+def test_ticks_in_quick_succession_take_no_more_room() -> None:
+    history = History()
+    for number in range(100_000):
+        history.add(OVERVIEW, number * 0.1)
+    assert len(history.columns(10_000.0)["at_s"]) <= HISTORY_S / MIN_SPACING_S
 
 
 def test_what_is_older_than_a_chart_is_long_is_left_out() -> None:
     history = History()
     history.add(OVERVIEW, 0.0)
-    history.add(OVERVIEW, 1000.0)
-    assert history.columns(1001.0)["at_s"] == [1000.0]
+    history.add(OVERVIEW, 2000.0)
+    assert history.columns(2001.0)["at_s"] == [2000.0]
+    assert history.columns(4000.0) == {}
 
 
 # -------------------------------------------------------------------- colours
@@ -178,7 +187,9 @@ def test_words_stand_out(name: str, ink: str, paper: str) -> None:
 
 
 @pytest.mark.parametrize("name", THEMES)
-@pytest.mark.parametrize("ink", ["lost", "prefill", "transfer", "decode", "ink-1", "ink-2"])
+@pytest.mark.parametrize(
+    "ink", ["lost", "prefill", "transfer", "decode", "queue", "mixed", "ink-2", "ink-3"]
+)
 def test_marks_stand_out(name: str, ink: str) -> None:
     colours = THEMES[name]
     assert contrast(colours[ink], colours["raised"]) >= LEAST_OF_MARKS

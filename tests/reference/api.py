@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from baton.config.derive.api_arguments import ALLOWED_ARGUMENTS, CONFIG_KEYS, REJECTED_ARGUMENTS
 from baton.config.schema.deployment import Route
+from baton.console.playground import CHAT_PATH
 from baton.domain import errors
 from baton.domain.errors import BatonError, Cause
 from baton.engine.vllm.frontend.rust_arguments import SUPPORTED_ARGUMENTS
@@ -56,6 +57,8 @@ _OPERATORS = {
     "/events": "its events, as a stream",
     "/api/request": "all that is known of one request (`?id=NAME`)",
     "/api/config": "the configuration that holds, without secrets",
+    "/api/playground": "whether its playground can chat, with which models, and whether with a key",
+    "/api/chat": "a chat with the deployment's own API, streamed; an API key is `x-api-key`",
     "/static/x/y": "the console's own files",
     "/metrics": "the controller's metrics",
     "/sd": "every other process that has some (Prometheus' HTTP service discovery)",
@@ -132,8 +135,8 @@ _OPERATORS_HEAD = """\
 ## For operators
 
 The controller answers at `observability.metrics.host` and `.port`
-([seeing what baton does](../operations/observability.md)). All of it only reads, and asks for the
-token of `observability.token_file` where there is one.
+([seeing what baton does](../operations/observability.md)). All but `/api/chat` only
+reads. All asks for the token of `observability.token_file` where there is one.
 
 | route | what it is |
 |---|---|"""
@@ -218,5 +221,6 @@ def _operators() -> Iterator[str]:
     for path in CONSOLE:
         path_only = path.partition("?")[0]
         shown = path_only.replace("/static/x/y", "/static/…")
-        yield f"| `GET {shown}` | {_OPERATORS[path_only]} |"
+        method = "POST" if path_only == CHAT_PATH else "GET"
+        yield f"| `{method} {shown}` | {_OPERATORS[path_only]} |"
     yield ""

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
+from baton.config.schema.deployment import DeploymentConfig, Route
+from baton.config.schema.security import SecurityConfig, TlsConfig
+from baton.config.schema.service import TenantConfig
 from baton.console.feed import Feed
+from baton.console.history import History
+from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import NotRunning, TimedOut
 from baton.serving.controller import http_server
-from baton.serving.controller.http_server import CallIngresses, LiveFeed
+from baton.serving.controller.deployment import PointRecorder
+from baton.serving.controller.http_server import CallIngresses, LiveFeed, chat_target
 from baton.serving.ray.packing import pack
 from baton.serving.ray.serve_control import CallResults
+from baton.serving.scaling.ports import TickInputs
 from tests.serving.configs import simulated
+from tests.serving.scaled_fleet import Clock
 
 CONFIG = simulated()
 NOBODY = CallResults(failures=("ingress: no answer to 'links' within 3 s",))
@@ -41,10 +50,20 @@ async def told() -> Mapping[str, object]:
 def feed(
     ask: CallIngresses, status: Callable[[], Awaitable[Mapping[str, object]]] = told
 ) -> LiveFeed:
+    def no_chat() -> ChatUnavailable:
+        return ChatUnavailable(reason="there is no API here")
+
     def ticks(count: int) -> Mapping[str, object]:
         return {"autoscaler": "slo", "ticks": [{"age_s": 1.0}] * count}
 
-    return LiveFeed(status=status, ticks=ticks, config=lambda: CONFIG, call=ask)
+    return LiveFeed(
+        status=status,
+        ticks=ticks,
+        config=lambda: CONFIG,
+        call=ask,
+        points=History(),
+        chat_target=no_chat,
+    )
 
 
 def story(request_id: str, *, age_s: float, slowness: float) -> dict[str, object]:
@@ -121,3 +140,54 @@ async def test_ticks_are_the_controllers_and_the_configuration_shows_no_secret()
     live: Feed = feed(Ingresses())
     assert len(await live.ticks(3)) == 3
     assert "source: tiny" in await live.config()
+
+
+async def test_every_tick_is_a_point_of_the_charts_whether_or_not_somebody_watches() -> None:
+    points, clock = History(), Clock()
+    rates = iter([5.0, 6.0, 7.0])
+    recorder = PointRecorder(
+        points, lambda: {"demand": {"requests_per_s": next(rates)}}, clock=clock
+    )
+    for _ in range(3):
+        await recorder.on_tick(TickInputs())
+        clock.at_s += 2.0
+    assert points.columns(clock.now_s())["offered_per_s"] == [5.0, 6.0, 7.0]
+
+
+# ------------------------------------------------------------------------------- the playground
+
+
+def target_of(config: DeploymentConfig) -> ChatTarget:
+    found = chat_target(config, ["10.0.0.8", "10.0.0.7", "10.0.0.8"])
+    assert isinstance(found, ChatTarget)
+    return found
+
+
+def test_a_deployment_on_loopback_is_chatted_with_there_and_nowhere_else() -> None:
+    target = target_of(CONFIG)
+    assert target.urls == (f"http://127.0.0.1:{CONFIG.server.port}",)
+    assert target.models == tuple(CONFIG.models)
+    assert (target.takes_key, target.needs_key, target.cert_file) == (False, False, None)
+
+
+def test_a_public_front_is_asked_on_this_node_and_then_on_those_of_ingresses() -> None:
+    config = replace(
+        CONFIG,
+        server=replace(CONFIG.server, host="0.0.0.0", port=8443),  # noqa: S104 - meant
+        security=SecurityConfig(tls=TlsConfig(cert_file="cert.pem", key_file="key.pem")),
+        tenants={"acme": TenantConfig(keys_file="acme.keys")},
+    )
+    target = target_of(config)
+    hosts = ("127.0.0.1", "10.0.0.7", "10.0.0.8")
+    assert target.urls == tuple(f"https://{host}:8443" for host in hosts)
+    assert (target.takes_key, target.needs_key, target.cert_file) == (True, True, "cert.pem")
+
+
+def test_there_is_no_playground_without_the_route_or_where_clients_need_certificates() -> None:
+    routes = tuple(route for route in Route if route is not Route.CHAT)
+    closed = replace(CONFIG, server=replace(CONFIG.server, routes=routes))
+    mutual = replace(CONFIG, security=SecurityConfig(tls=TlsConfig(client_ca_file="ca.pem")))
+    for config, reason in ((closed, "server.routes"), (mutual, "client_ca_file")):
+        found = chat_target(config, [])
+        assert isinstance(found, ChatUnavailable)
+        assert reason in found.reason

@@ -18,6 +18,8 @@ from baton.config.schema.observability import (
     MetricsConfig,
     ObservabilityConfig,
 )
+from baton.console.history import History
+from baton.console.playground import ChatUnavailable
 from baton.domain.commands import RecordSelection
 from baton.domain.names.addresses import connectable_host, format_endpoint, parse_address
 from baton.serving.controller.http_server import ControllerHttp, guard_app
@@ -32,8 +34,16 @@ TOKEN = "a-token-that-nobody-guesses"  # noqa: S105 - of this test
 NODE = "10.1.2.3"
 
 
+NO_CHAT = ChatUnavailable(reason="there is no API here")
+
+
 class Feed:
     """Has nothing to tell."""
+
+    points = History()
+
+    def chat_target(self) -> ChatUnavailable:
+        return NO_CHAT
 
     async def overview(self) -> Mapping[str, object]:
         return {}
@@ -120,6 +130,14 @@ async def test_nothing_can_be_changed() -> None:
             for path in ("/metrics", "/sd", "/healthz", "/"):
                 answer = await http.request(method, path)
                 assert answer.status_code == 405, (method, path)
+
+
+async def test_a_chat_needs_the_token_as_everything_does(with_token: ObservabilityConfig) -> None:
+    async with client(with_token) as http:
+        assert (await http.post("/api/chat", json={})).status_code == 401
+        assert (await http.get("/api/playground")).status_code == 401
+        answer = await http.post("/api/chat", json={}, headers={"authorization": f"Bearer {TOKEN}"})
+    assert (answer.status_code, answer.json()) == (503, {"reason": NO_CHAT.reason})
 
 
 async def test_metrics_can_be_had_without_the_console_and_the_other_way_round() -> None:

@@ -1,4 +1,4 @@
-"""The console's ASGI application: a page, its files, server-sent events, and two queries."""
+"""The console's ASGI application: a page, its files, server-sent events, queries, and a chat."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.console.feed import Feed
 from baton.console.hub import Hub, Mailbox, TooManyViewers
+from baton.console.playground import CHAT_PATH, Playground
 from baton.console.topics import Topic
 from baton.domain.errors import BatonError
 from baton.domain.names.retry_after import retry_after_seconds, retry_after_text
@@ -40,6 +41,7 @@ SECTIONS: Final = (
     ("requests", "Requests"),
     ("scaling", "Scaling"),
     ("config", "Config"),
+    ("playground", "Playground"),
 )
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -103,6 +105,7 @@ def console_app(feed: Feed, *, hub: Hub | None = None, deadline_s: float = 5.0) 
     It can be mounted anywhere, because all its URLs are relative. The mounting application controls
     access.
     """
+    playground = Playground(feed.chat_target)
     handlers = _Handlers(feed, hub or Hub(feed), deadline_s)
     app = Starlette(
         routes=[
@@ -111,6 +114,8 @@ def console_app(feed: Feed, *, hub: Hub | None = None, deadline_s: float = 5.0) 
             Route("/events", handlers.events),
             Route("/api/request", handlers.request),
             Route("/api/config", handlers.config),
+            Route("/api/playground", playground.status),
+            Route(CHAT_PATH, playground.chat, methods=["POST"]),
         ],
         middleware=[Middleware(_SecurityMiddleware)],
     )
@@ -285,10 +290,11 @@ def _collect(folder: Traversable, prefix: str) -> list[tuple[str, _Asset]]:
 
 
 class _SecurityMiddleware:
-    """ASGI middleware that adds security headers and rejects all but GET.
+    """ASGI middleware that adds security headers and rejects all but GET, and POST of a chat.
 
     Another site may link here, but not fetch: it could read nothing, but occupy the slots of
-    viewers.
+    viewers. A chat must be JSON, which no other site can post without a preflight, also in browsers
+    that do not say where a request comes from.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -314,10 +320,20 @@ class _SecurityMiddleware:
 
 def _rejection(scope: Scope) -> ASGIApp | None:
     """The answer to a rejected request; None for an accepted request."""
+    headers = Headers(scope=scope)
+    if scope["method"] == "POST" and scope["path"].endswith(CHAT_PATH):
+        return _chat_rejection(headers)
     if scope["method"] != "GET":
         return PlainTextResponse("the console only reads: GET\n", 405, headers={"allow": "GET"})
-    headers = Headers(scope=scope)
     is_link = headers.get("sec-fetch-mode") == "navigate"
     if headers.get("sec-fetch-site") in _OTHER_SITES and not is_link:
         return PlainTextResponse("not for other sites' pages\n", 403)
+    return None
+
+
+def _chat_rejection(headers: Headers) -> ASGIApp | None:
+    if headers.get("sec-fetch-site") in _OTHER_SITES:
+        return PlainTextResponse("not for other sites' pages\n", 403)
+    if headers.get("content-type") != "application/json":
+        return PlainTextResponse("a chat is application/json\n", 415)
     return None

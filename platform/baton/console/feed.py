@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from baton.console.history import History
+from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.domain.commands import RecordSelection
 
 Row = Mapping[str, object]
@@ -15,6 +17,15 @@ class Feed(Protocol):
 
     Every call has its own deadline and raises `BatonError` when it fails.
     """
+
+    @property
+    def points(self) -> History:
+        """The points of the charts, which the controller adds at each tick."""
+        ...
+
+    def chat_target(self) -> ChatTarget | ChatUnavailable:
+        """The API that the playground chats with; does no I/O."""
+        ...
 
     async def overview(self) -> Row:
         """Pools, classes, demand, autoscaler, ingresses: the output of `baton status -o json`."""

@@ -5,7 +5,8 @@ each source of a watched topic is read about once a second, encoded once, and pu
 Polling stops `STOP_POLLING_AFTER_S` after the last viewer has left: a reloading page is absent only
 for a moment. Large answers are read less often, so that no source takes more than `MAX_BYTES_PER_S`
 of a viewer. A source that fails is named to its viewers, with the time since when, and read again;
-the others continue. The hub keeps the newest frame of each topic, and the history of the charts.
+the others continue. The hub keeps the newest frame of each topic. The points of the charts come
+from the controller's ticks, so that they do not depend on viewers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final
 import msgspec
 
 from baton.console.feed import Feed
-from baton.console.topics import History, Source, Topic, make_sources
+from baton.console.topics import Source, Topic, make_sources
 from baton.domain.errors import BatonError
 
 _LOGGER = logging.getLogger(__name__)
@@ -58,8 +59,8 @@ class Hub:
         self._poll_options = poll_options or PollOptions()
         self._max_viewers = max_viewers
         self._clock = clock
-        self._history = History()
-        self._sources = make_sources(feed, self._history, clock)
+        self._points = feed.points
+        self._sources = make_sources(feed)
         self._viewers: set[Mailbox] = set()
         self._frames: dict[str, _Frame] = {}
         """By watched topic, or `trouble:` and the topic if its source fails."""
@@ -224,7 +225,7 @@ class Hub:
         hello = {
             "now_s": round(self._clock(), 3),
             "every_s": self._poll_options.interval_s,
-            "history": self._history.columns(self._clock()),
+            "history": self._points.columns(self._clock()),
         }
         return _frame_of("hello", hello)
 

@@ -6,10 +6,11 @@ import { fleet } from "./fleet.js";
 import { ago, seconds } from "./format.js";
 import { Live } from "./live.js";
 import { overview } from "./overview.js";
+import { left as leftPlayground, playground } from "./playground.js";
 import { requests } from "./requests.js";
 import { scaling } from "./scaling.js";
 
-const SECTIONS = { overview, fleet, requests, scaling, config };
+const SECTIONS = { overview, fleet, requests, scaling, config, playground };
 const NAMES = Object.keys(SECTIONS);
 const THEMES = ["system", "light", "dark"];
 const HIDDEN_S = 30;
@@ -20,7 +21,7 @@ const state = {
   pair: null, shown: null, isReading: false, config: { text: null, why: "", generation: undefined },
 };
 const live = new Live(() => soon());
-const ctx = { live, state, set: (change) => { Object.assign(state, change); watch(); draw(); } };
+const ctx = { live, state, set: (change) => { Object.assign(state, change); watch(); draw(); }, later: () => soon() };
 const main = document.getElementById("main");
 let drawn = 0;
 
@@ -86,6 +87,7 @@ function go() {
     const box = document.getElementById("filter");
     if (box) box.value = "";
   }
+  if (state.section === "playground" && section !== "playground") leftPlayground();
   state.section = section;
   const id = rest.join("/");
   state.open = section === "requests" && id ? decoded(id) : null;
@@ -137,7 +139,7 @@ async function freshConfig() {
 
 // ------------------------------------------------------------------------------ keyboard
 
-const isTyping = (node) => node instanceof HTMLInputElement;
+const isTyping = (node) => node instanceof HTMLInputElement || node instanceof HTMLTextAreaElement || node instanceof HTMLSelectElement;
 
 function moved(step) {
   const rows = [...main.querySelectorAll("[data-row]")].filter((row) => row.offsetParent !== null);
@@ -149,7 +151,8 @@ function moved(step) {
 
 function escaped() {
   const box = document.getElementById("filter");
-  if (isTyping(document.activeElement)) {
+  if (isTyping(document.activeElement) && document.activeElement !== box) document.activeElement.blur();
+  else if (isTyping(document.activeElement)) {
     if (box.value) box.value = "";
     else box.blur();
     filtered("");
@@ -173,8 +176,9 @@ NAMES.forEach((name, at) => { KEYS[String(at + 1)] = () => { location.hash = nam
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.getElementById("keys").open) return;
-  if (isTyping(event.target) && event.key !== "Escape" && event.key !== "Enter") return;
-  if (isTyping(event.target) && event.key === "Enter") {
+  const isFilter = event.target.id === "filter";
+  if (isTyping(event.target) && event.key !== "Escape" && !(isFilter && event.key === "Enter")) return;
+  if (isFilter && event.key === "Enter") {
     moved(0);
     event.preventDefault();
     return;

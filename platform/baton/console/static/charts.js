@@ -1,20 +1,27 @@
-// Lines over the last ten minutes, by uPlot. Colours come from the style sheet, so that both themes
+// Lines over the last 30 minutes, by uPlot. Colours come from the style sheet, so that both themes
 // are right; every chart has a line of text above it that says what is under the pointer.
 
 import { h } from "./dom.js";
+import { HISTORY_S } from "./live.js";
 
-const SPAN_S = 600;
 const LEAST_S = 60;
 const GAP_S = 6;
 
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** Rows of `history` with x in wall time, and a hole wherever nobody was watching. */
+/** Points that are further apart than this are not connected: ticks were missing. */
+function gapOf(at_s) {
+  const steps = at_s.slice(1).map((at, index) => at - at_s[index]).sort((a, b) => a - b);
+  return Math.max(GAP_S, 3 * (steps[steps.length >> 1] ?? 0));
+}
+
+/** Rows of `history` with x in wall time, and a hole where ticks are missing. */
 function data(history, offset_s, names) {
   const out = [[], ...names.map(() => [])];
+  const gap_s = gapOf(history.at_s);
   let before = null;
   history.at_s.forEach((at_s, index) => {
-    if (before !== null && at_s - before > GAP_S) {
+    if (before !== null && at_s - before > gap_s) {
       out[0].push(at_s + offset_s - 0.001);
       names.forEach((_, line) => out[line + 1].push(null));
     }
@@ -39,7 +46,7 @@ export class Chart {
     if (gist !== this.gist) this.#build(lines, gist);
     const offset_s = Date.now() / 1000 - live.now();
     this.now_s = Date.now() / 1000;
-    this.span_s = Math.min(SPAN_S, Math.max(LEAST_S, live.now() - (live.history.at_s[0] ?? live.now())));
+    this.span_s = Math.min(HISTORY_S, Math.max(LEAST_S, live.now() - (live.history.at_s[0] ?? live.now())));
     this.plot.setData(data(live.history, offset_s, lines.map((line) => line.name)));
     this.#say();
   }
@@ -132,13 +139,15 @@ export function chartBox(chart, { title, key, live, note }) {
       h("span", { class: "reads", "data-reads": true },
         lines.map((line) => h("span", { key: line.name, class: "read", "data-line": line.name }, h("i", { class: `swatch${line.dash ? " dashed" : ""}`, style: { "--ink": `var(${line.color})` } }), line.label, " ", h("b", { hook: () => undefined }))),
       ),
+      chart.spec.band ? h("span", { class: "read" }, h("i", { class: "key-area", "aria-hidden": "true" }), ` ${chart.spec.bandLabel}`) : null,
       h("span", { class: "when", "data-when": true, hook: () => undefined }),
     ),
     h("div", { class: "chart", hook: chart.hook, role: "img", "aria-label": note }),
   );
 }
 
-function clock(at_s, exact = false) {
+/** The time of day of this browser: `14:05`, or with seconds. */
+export function clock(at_s, exact = false) {
   const date = new Date(at_s * 1000);
   const parts = [date.getHours(), date.getMinutes(), ...(exact ? [date.getSeconds()] : [])];
   return parts.map((part) => String(part).padStart(2, "0")).join(":");

@@ -33,7 +33,7 @@ function replicas(told, { state: { filter }, filterBox }, name) {
   const pools = [...new Set([...told.pools.map((row) => row.pool), ...rows.map((row) => row.pool)])];
   return h("section", { key: "replicas" },
     h("div", { class: "section-head" }, h("h1", {}, "Replicas"),
-      h("p", { class: "legend" }, Object.entries(ROLES).map(([role, letter]) => h("span", { key: role }, h("i", { class: `role ${role}` }, letter), role))), filterBox),
+      h("p", { class: "legend" }, Object.entries(ROLES).map(([role, letter]) => h("span", { key: role }, h("i", { class: `role ${role}` }, letter), role)), h("span", { key: "warn" }, "KV turns amber from 90 %")), filterBox),
     rows.length ? null : h("p", { class: "empty" }, filter ? "No replica matches." : "There are no replicas. Pools grow when something is asked for, or by ", rows.length || filter ? null : h("code", {}, "baton scale"), filter ? null : "."),
     found.length > rows.length ? h("p", { class: "faint hint" }, `${whole(rows.length)} of ${whole(found.length)} are shown: filter them by pool, role, state or node.`) : null,
     pools.map((pool) => poolOf(pool, told, rows.filter((row) => row.pool === pool), name)),
@@ -75,7 +75,7 @@ function map(ctx, name) {
   return h("section", { key: "pairs" },
     h("div", { class: "section-head" }, h("h1", {}, "Pairs"),
       h("p", { class: "legend" }, Object.entries(STATES).map(([state, glyph]) => h("span", { key: state, class: counts[state] ? `pair-${state}` : "faint" }, h("i", { class: "glyph" }, glyph), `${counts[state] ?? 0} ${state}`)))),
-    links.length ? h("p", { class: "faint hint" }, `From the replica of the row to that of the column; GB/s as estimated. ${beyond(links)}`) : null,
+    links.length ? h("p", { class: "faint hint" }, `From the replica of the row to that of the column; GB/s as estimated; stronger colour is faster. ${beyond(links)}`) : null,
     links.length ? h("div", { class: "map-and-more" }, matrix(ctx, links, name), chosen(ctx, links, name)) : h("p", { class: "empty" }, "No pair hands blocks over here: every replica prefills and decodes by itself."),
     told.pairs > links.length ? h("p", { class: "faint" }, `${whole(links.length)} of ${whole(told.pairs)} pairs are sent; `, h("code", {}, "baton links"), " has all.") : null,
   );
@@ -105,7 +105,7 @@ function matrix(ctx, links, name) {
 function cell(ctx, link, most) {
   if (!link) return h("span", { class: "no-pair" }, "·");
   const key = `${link.source_id}\n${link.target_id}`;
-  const strength = Math.round(12 + 60 * Math.sqrt(link.bytes_per_s / most));
+  const strength = Math.round(12 + 45 * Math.sqrt(link.bytes_per_s / most));
   return h("button", {
     type: "button", "data-row": true, class: `pair-cell pair-${link.state} ${ctx.state.pair === key ? "on" : ""}`,
     style: { "--strength": `${strength}%` }, "aria-pressed": ctx.state.pair === key ? "true" : "false",

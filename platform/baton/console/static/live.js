@@ -1,6 +1,7 @@
 // The stream of server-sent events: which topics, what came last, and whether it still comes.
 
 const PATIENCE_S = 6;
+export const HISTORY_S = 1800;
 
 export class Live {
   /** `onChange` is called after every event, and when the state changes. */
@@ -77,7 +78,9 @@ export class Live {
     this.#alive("live");
   }
 
+  /** The point of the controller's last tick, which may have come before. */
   #point(point) {
+    if (!point) return;
     const columns = this.history;
     const last = columns.at_s.at(-1);
     if (last !== undefined && point.at_s <= last) return;
@@ -85,8 +88,8 @@ export class Live {
     for (const name of Object.keys(point)) columns[name] ??= new Array(length).fill(null);
     for (const name of Object.keys(columns)) {
       columns[name].push(point[name] ?? null);
-      if (columns[name].length > 600) columns[name].shift();
     }
+    while (point.at_s - columns.at_s[0] > HISTORY_S) for (const column of Object.values(columns)) column.shift();
   }
 
   #alive(state) {

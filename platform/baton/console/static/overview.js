@@ -10,6 +10,7 @@ const goodput = new Chart({
     { name: "goodput_per_s", label: "kept", color: "--good", fill: "--good-wash" },
   ],
   band: [1, 2],
+  bandLabel: "missed, rejected or failed",
   least: 1,
   text: (value) => rate(value),
 });
@@ -20,7 +21,7 @@ export const overview = {
     const told = live.get("overview")?.overview;
     if (!told) return [waiting()];
     return [
-      h("section", { class: "hero", key: "hero", "aria-label": "Goodput" }, headline(told), chartBox(goodput, { title: "Requests per second", key: "goodput", live, note: "Requests per second asked for and kept, over the last ten minutes" })),
+      h("section", { class: "hero", key: "hero", "aria-label": "Goodput" }, headline(told), chartBox(goodput, { title: "Requests per second", key: "goodput", live, note: "Requests per second asked for and kept, over the last 30 minutes" })),
       stats(told.demand),
       classes(told.classes, live),
       pools(told.pools),
@@ -69,17 +70,18 @@ function classes(rows, live) {
   return h("section", { key: "classes" },
     h("h2", {}, "Promises"),
     h("div", { class: "scroll" }, h("table", {},
-      h("thead", {}, h("tr", {}, ["Class", "TTFT", "TPOT", "Target", "Now", "", "Last minutes", "Over its window", "Kept", "Refused", "Failed"].map((name, at) => h("th", { scope: "col", class: at > 0 && at !== 6 ? "n" : "" }, name)))),
+      h("caption", {}, "Line: share of requests that met every objective, from 30 minutes ago to now; dashed: its target. ✓ at or above the target, ✕ below."),
+      h("thead", {}, h("tr", {}, ["Class", "Now", "", "Target", "Kept", "TTFT", "TPOT", "Last 30 minutes", "Over its window", "Refused", "Failed"].map((name, at) => h("th", { scope: "col", class: at > 0 && at !== 7 ? "n" : "" }, name)))),
       h("tbody", {}, rows.map((row) => h("tr", { key: row.class },
         h("th", { scope: "row" }, row.class),
-        h("td", { class: "n" }, promised(row.ttft_s)),
-        h("td", { class: "n" }, promised(row.tpot_s)),
-        h("td", { class: "n" }, share(row.target)),
         h("td", { class: `n strong ${row.attainment === null ? "" : isBroken(row) ? "bad" : "good"}` }, share(row.attainment)),
         h("td", { class: "mark-cell" }, row.attainment === null ? "" : isBroken(row) ? "✕" : "✓"),
-        h("td", {}, sparkline(live.history[`attainment/${row.class}`] ?? [], row.target, `attainment of ${row.class} over the last minutes`)),
-        h("td", { class: `n ${row.window_attainment !== null && row.window_attainment < row.target ? "bad" : ""}` }, share(row.window_attainment, 2)),
+        h("td", { class: "n" }, share(row.target)),
         h("td", { class: "n" }, rate(row.goodput_per_s), h("span", { class: "faint" }, ` of ${rate(row.requests_per_s)}/s`)),
+        h("td", { class: "n" }, promised(row.ttft_s)),
+        h("td", { class: "n" }, promised(row.tpot_s)),
+        h("td", {}, sparkline(live.history[`attainment/${row.class}`] ?? [], row.target, `attainment of ${row.class} over the last 30 minutes`)),
+        h("td", { class: `n ${row.window_attainment !== null && row.window_attainment < row.target ? "bad" : ""}` }, share(row.window_attainment, 2)),
         h("td", { class: "n" }, whole(row.rejected)),
         h("td", { class: "n" }, whole(row.failed)),
       ))),
@@ -87,9 +89,12 @@ function classes(rows, live) {
   );
 }
 
+const PIPS = ["prefill", "decode", "mixed", "starting", "draining", "missing"];
+
 function pools(rows) {
   return h("section", { key: "pools" },
-    h("h2", {}, "Pools"),
+    h("div", { class: "section-head" }, h("h2", {}, "Pools"),
+      h("p", { class: "legend" }, PIPS.map((kind) => h("span", { key: kind }, h("i", { class: `pip ${kind}`, "aria-hidden": "true" }), kind === "missing" ? "missing (desired, not there)" : kind)))),
     rows.length ? null : h("p", { class: "empty" }, "No pool is known yet."),
     h("div", { class: "cards" }, rows.map((row) => h("a", { class: "card", key: row.pool, href: "#fleet", "data-row": true },
       h("div", { class: "card-head" }, h("b", {}, row.pool), h("span", { class: "faint" }, roles(row))),

@@ -29,7 +29,7 @@ function one(told, at, ctx) {
 
 function promises(rows) {
   if (!rows.length) return h("p", { class: "faint" }, "Its class promises nothing.");
-  return h("div", { class: "promises" }, rows.map((row) => {
+  return h("div", { class: "promises" }, h("p", { class: "legend" }, h("span", {}, h("i", { class: "key-line", "aria-hidden": "true" }), "objective")), rows.map((row) => {
     const used = row.actual_s === null ? null : row.actual_s / row.objective_s;
     return h("div", { key: row.objective, class: "promise" },
       h("span", { class: "meter-name" }, row.objective.toUpperCase()),
@@ -65,15 +65,15 @@ function placement(made, number, told) {
 
 function options(made) {
   const loads = made.options.some((option) => option.load_s);
-  const names = ["", "Runs on", "Cached", "Queue", ...(loads ? ["+ Load"] : []), "+ Prefill", "+ Transfer", "+ Decode", "= TTFT", "Harm", "Cost"];
+  const names = ["", "Runs on", "Cost", "Harm", "TTFT", "= Queue", ...(loads ? ["+ Load"] : []), "+ Prefill", "+ Transfer", "+ Decode", "Cached"];
   return h("div", { class: "scroll" }, h("table", { class: "options" },
     h("caption", {}, `Best ${made.options.length} of ${whole(made.considered)} candidates, by cost`),
     h("thead", {}, h("tr", {}, names.map((name, at) => h("th", { scope: "col", class: at > 1 ? "n" : "" }, name)))),
     h("tbody", {}, made.options.map((option, at) => h("tr", { key: String(at), class: option.chosen ? "on" : "" },
       h("td", { class: "good" }, option.chosen ? h("span", { role: "img", "aria-label": "chosen" }, "●") : ""),
       h("th", { scope: "row", class: "mono" }, route(option, shortId)),
+      ["cost_s", "harm_s", "ttft_s", "queue_s", ...(loads ? ["load_s"] : []), "prefill_s", "transfer_s", "decode_s"].map((name) => h("td", { key: name, class: `n ${name === "ttft_s" || name === "cost_s" ? "strong" : ""}` }, seconds(option[name]))),
       h("td", { class: "n" }, option.hit_tokens ? `${whole(option.hit_tokens)} ${option.hit_source}` : "none"),
-      ["queue_s", ...(loads ? ["load_s"] : []), "prefill_s", "transfer_s", "decode_s", "ttft_s", "harm_s", "cost_s"].map((name) => h("td", { key: name, class: `n ${name === "ttft_s" || name === "cost_s" ? "strong" : ""}` }, seconds(option[name]))),
     ))),
   ));
 }

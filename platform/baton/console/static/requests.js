@@ -52,10 +52,17 @@ function list(ctx, told) {
   state.shown = all;
   const rows = all.requests.filter((row) => matches(row, state.filter));
   if (!rows.length) return nothing(state);
-  return h("div", { class: "scroll", "data-reading": true }, h("table", { class: "rows" },
-    h("thead", {}, h("tr", {}, ["", "Request", "Class", "Tenant", "Ran on", "TTFT", "TPOT", "Total", "Tokens", "Where the time to first token went", "Ended"].map((name, at) => h("th", { scope: "col", class: at >= 5 && at <= 8 ? "n" : at === 9 ? "wide" : "" }, name)))),
+  return h("div", { class: "scroll", "data-reading": true }, partsLegend(), h("table", { class: "rows" },
+    h("thead", {}, h("tr", {}, ["", "Request", "TTFT", "TPOT", "Total", "Ran on", "Where the time to first token went", "Class", "Tenant", "Tokens", "Ended"].map((name, at) => h("th", { scope: "col", class: (at >= 2 && at <= 4) || at === 9 ? "n" : at === 6 ? "wide" : "" }, name)))),
     h("tbody", {}, rows.map((row) => line(row, ctx))),
   ));
+}
+
+/** What the colours of bars and the marks of rows mean. */
+function partsLegend() {
+  return h("p", { class: "legend", key: "legend" },
+    PARTS.map((part) => h("span", { key: part }, h("i", { class: `part ${part}`, "aria-hidden": "true" }), part === "lost" ? "lost (a leg that failed)" : words(part))),
+    ["✓ met every objective", "✕ missed one", "– not judged"].map((text) => h("span", { key: text }, text)));
 }
 
 function nothing(state) {
@@ -88,14 +95,14 @@ function line(row, ctx) {
   return h("tr", { key: row.request_id, class: ctx.state.open === row.request_id ? "on" : "" },
     h("td", { class: tone }, h("span", { title: text, role: "img", "aria-label": text }, glyph)),
     h("th", { scope: "row" }, h("a", { class: "stretch mono cut", href: `#requests/${encodeURIComponent(row.request_id)}`, "data-row": true, title: row.request_id }, row.request_id)),
-    h("td", {}, h("span", { class: "cut narrow" }, row.slo_class ?? "–")),
-    h("td", {}, h("span", { class: "cut narrow" }, row.tenant ?? "–")),
-    h("td", { class: "mono nowrap" }, route(row, shortId)),
     h("td", { class: `n ${String(row.missed).includes("ttft") ? "bad" : ""}` }, seconds(row.first_token_s)),
     h("td", { class: `n ${String(row.missed).includes("tpot") ? "bad" : ""}` }, seconds(row.tpot_s)),
     h("td", { class: "n" }, seconds(row.ended_s)),
-    h("td", { class: "n nowrap" }, whole(row.prompt_tokens), h("span", { class: "faint" }, ` → ${whole(row.output_tokens)}`)),
+    h("td", { class: "mono" }, route(row, shortId).split(" → ").map((name, at) => h("span", { key: String(at), class: "nowrap" }, at ? ` → ${name}` : name))),
     h("td", { class: "wide" }, bars(row.bars, total)),
+    h("td", {}, h("span", { class: "cut narrow" }, row.slo_class ?? "–")),
+    h("td", {}, h("span", { class: "cut narrow" }, row.tenant ?? "–")),
+    h("td", { class: "n nowrap" }, whole(row.prompt_tokens), h("span", { class: "faint" }, ` → ${whole(row.output_tokens)}`)),
     h("td", { class: "faint nowrap" }, ago((row.age_s ?? 0) + ctx.live.age(ctx.state.order))),
   );
 }

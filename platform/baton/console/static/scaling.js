@@ -1,21 +1,41 @@
 // What the autoscaler decided, why, and from which numbers.
 
-import { Chart, chartBox } from "./charts.js";
+import { Chart, chartBox, clock } from "./charts.js";
 import { h } from "./dom.js";
 import { ago, digits, seconds, whole, words } from "./format.js";
 import { waiting } from "./overview.js";
 
-const INKS = ["--ink-1", "--ink-2", "--ink-3", "--ink-4"];
+const OTHER_INKS = ["--mixed", "--ink-3", "--text", "--soft"];
 const MOST_POOLS = 4;
+const roles = {};
+
+/** A pool of one role has the colour of the role, as everywhere; further pools have others. */
+function inks(pools) {
+  const free = [...OTHER_INKS];
+  const used = new Set();
+  return pools.map((pool) => {
+    const own = { prefill: "--prefill", decode: "--decode" }[roles[pool]];
+    if (!own || used.has(own)) return free.shift() ?? "--soft";
+    used.add(own);
+    return own;
+  });
+}
+
+function roleOf(row) {
+  const played = ["prefill", "decode", "mixed"].filter((role) => row[role]);
+  return played.length === 1 ? played[0] : null;
+}
 
 const replicas = new Chart({
-  lines: (history) => Object.keys(history).filter((name) => name.startsWith("ready/")).slice(0, MOST_POOLS).flatMap((name, at) => {
-    const pool = name.slice("ready/".length);
-    return [
-      { name: `desired/${pool}`, label: `${pool} desired`, color: INKS[at], dash: [4, 4], width: 1.25, step: true },
-      { name, label: `${pool} ready`, color: INKS[at], step: true },
-    ];
-  }),
+  // The first pool has the widest line, so that a line on top of it does not hide it.
+  lines: (history) => {
+    const pools = Object.keys(history).filter((name) => name.startsWith("ready/")).map((name) => name.slice("ready/".length)).slice(0, MOST_POOLS);
+    const colors = inks(pools);
+    return pools.flatMap((pool, at) => [
+      { name: `desired/${pool}`, label: `${pool} desired`, color: colors[at], dash: [4, 4], width: Math.max(1.25, 2 - 0.75 * at), step: true },
+      { name: `ready/${pool}`, label: `${pool} ready`, color: colors[at], width: Math.max(1.5, 4 - 2.5 * at), step: true },
+    ]);
+  },
   least: 2,
   text: (value) => (Number.isInteger(value) ? whole(value) : ""),
 });
@@ -29,10 +49,13 @@ export const scaling = {
   view(ctx) {
     const { live, state } = ctx;
     const told = live.get("ticks");
-    const summary = live.get("overview")?.overview.autoscaler;
+    const overview = live.get("overview")?.overview;
+    const summary = overview?.autoscaler;
+    // A pool without replicas keeps the colour that it had.
+    for (const row of overview?.pools ?? []) if (roleOf(row)) roles[row.pool] = roleOf(row);
     return [
       h("div", { class: "section-head", key: "head" }, h("h1", {}, "Autoscaler"), h("p", { class: "faint" }, summary?.policy ?? ""), ctx.filterBox),
-      chartBox(replicas, { title: "Replicas", key: "chart", live, note: "Replicas wanted and ready by pool, over the last ten minutes" }),
+      chartBox(replicas, { title: "Replicas", key: "chart", live, note: "Replicas wanted and ready by pool, over the last 30 minutes" }),
       summary ? standing(summary) : null,
       told ? log(told.runs, live, state.filter) : waiting("its decisions"),
     ];
@@ -53,7 +76,8 @@ function log(told, live, filter) {
   const age = live.age("ticks");
   const shown = told.filter((run) => !filter || textOf(run).includes(filter));
   return h("section", { key: "log" },
-    h("h2", {}, "Decisions"),
+    h("div", { class: "section-head" }, h("h2", {}, "Decisions"),
+      h("p", { class: "legend" }, ["● acted", "○ no change", "! paused, or a dry run"].map((text) => h("span", { key: text }, text)))),
     shown.length ? null : h("p", { class: "empty" }, filter ? "No decision matches." : "It has not decided anything yet."),
     h("ol", { class: "log" }, shown.map((run) => entry(run, age, live))),
   );
@@ -82,13 +106,14 @@ function outcome(run) {
 
 function entry(run, age, live) {
   const [tone, text] = outcome(run);
-  const when = run.ticks > 1 ? `${ago(run.first_age_s + age).replace(" ago", "")} to ${ago(run.age_s + age)}, ${run.ticks} ticks` : ago(run.age_s + age);
+  const at = (age_s) => clock(Date.now() / 1000 - age_s - age, true);
+  const when = run.ticks > 1 ? `${at(run.first_age_s)} to ${at(run.age_s)}, ${run.ticks} ticks` : at(run.age_s);
   return h("li", { key: identity(run, live), class: `entry is-${tone}` },
     h("details", {},
       h("summary", { "data-row": true },
         h("span", { class: "entry-text" }, text),
         h("span", { class: "entry-pools" }, run.pools.map((pool) => h("span", { key: pool.pool, class: pool.have === pool.desired ? "faint" : "" }, `${pool.pool} `, h("b", { class: "n" }, pool.have === pool.desired ? pool.desired : `${pool.have} → ${pool.desired}`), ` ${words(pool.reason)}`))),
-        h("span", { class: "faint nowrap" }, when)),
+        h("span", { class: "faint nowrap", title: ago(run.age_s + age) }, when)),
       run.pools.map((pool) => poolPart(pool)),
     ),
   );

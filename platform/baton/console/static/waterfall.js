@@ -1,7 +1,7 @@
 // Where a request's time went, in order: one bar for each stretch, on one axis.
 
 import { h } from "./dom.js";
-import { promised as axisText, seconds, shortId } from "./format.js";
+import { promised as axisText, seconds, shortId, words } from "./format.js";
 
 const PARTS = new Set(["ingress_wait", "lost", "queue", "prefill", "transfer", "decode"]);
 
@@ -21,7 +21,12 @@ export function waterfall(told, ctx) {
         h("button", { type: "button", "aria-pressed": all ? "true" : "false", "aria-keyshortcuts": "z", on: { click: () => ctx.set({ whole: true }) } }, "all of it")),
     ),
     h("ol", { class: "bars" }, bars.map((bar, at) => row(bar, at, span)), axis(span, first, promised)),
-    h("p", { class: "total" }, "ended after ", h("b", { "data-test": "e2e", "data-seconds": told.ended_s ?? end }, seconds(told.ended_s ?? end)), first === null ? ", without a first token" : [", first token after ", h("b", { "data-test": "first", "data-seconds": first }, seconds(first))], bars.some((bar) => bar.guessed) ? h("span", { class: "faint" }, "; striped: as predicted, its engine did not say") : null),
+    h("p", { class: "legend" },
+      bars.some((bar) => typeof bar.predicted_s === "number") ? h("span", { key: "predicted" }, h("i", { class: "key-box", "aria-hidden": "true" }), "predicted") : null,
+      first === null || first > span ? null : h("span", { key: "first" }, h("i", { class: "key-line", "aria-hidden": "true" }), "first token"),
+      promised === null || promised > span ? null : h("span", { key: "promised" }, h("i", { class: "key-line promised", "aria-hidden": "true" }), "TTFT objective"),
+      bars.some((bar) => bar.guessed) ? h("span", { key: "guessed" }, h("i", { class: "key-stripes", "aria-hidden": "true" }), "as predicted, its engine did not say") : null),
+    h("p", { class: "total" }, "ended after ", h("b", { "data-test": "e2e", "data-seconds": told.ended_s ?? end }, seconds(told.ended_s ?? end)), first === null ? ", without a first token" : [", first token after ", h("b", { "data-test": "first", "data-seconds": first }, seconds(first))]),
   );
 }
 
@@ -32,7 +37,7 @@ function row(bar, at, span) {
   const width = beyond ? 0 : ((Math.min(bar.to_s, span) - bar.from_s) / span) * 100;
   const part = PARTS.has(bar.part) ? bar.part : "lost";
   return h("li", { key: String(at), "data-test": "bar", "data-seconds": took },
-    h("span", { class: "bar-name" }, h("i", { class: `part ${part}`, "aria-hidden": "true" }), part, h("span", { class: "faint mono cut", title: bar.replica ?? "" }, bar.replica ? shortId(bar.replica) : "ingress")),
+    h("span", { class: "bar-name" }, h("i", { class: `part ${part}`, "aria-hidden": "true" }), words(part), bar.replica ? h("span", { class: "faint mono cut", title: bar.replica }, shortId(bar.replica)) : null),
     h("span", { class: "lane" },
       bar.predicted_s === null || bar.predicted_s === undefined || beyond ? null : h("i", { class: "foreseen", title: `predicted ${seconds(bar.predicted_s)}`, style: place(bar.from_s, bar.predicted_s, span) }),
       h("i", { class: `part bar ${part} ${cut ? "cut-off" : ""} ${bar.guessed ? "guessed" : ""}`, title: bar.guessed ? "its engine did not say: parted from its neighbour by what was predicted" : null, style: { left: `${Math.min(100, (bar.from_s / span) * 100).toFixed(3)}%`, width: `${width.toFixed(3)}%` } })),

@@ -23,6 +23,8 @@ from baton.config.derive.options import (
     tenants,
 )
 from baton.config.schema.deployment import DeploymentConfig
+from baton.console.history import History
+from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.control.accounting.usage import usage_rows
 from baton.control.autoscaling.observer import Observer
 from baton.control.fleet.adapter_registry import AdapterRejection, LoadRequest
@@ -37,6 +39,7 @@ from baton.serving.controller.http_server import (
     LiveFeed,
     TargetGroup,
     call_ingresses,
+    chat_target,
     target_groups,
 )
 from baton.serving.controller.ingress_scaler import IngressScaler
@@ -114,6 +117,7 @@ class ControllerService:
             lambda: self._config, partial(call_all, app), clock=self._clock
         )
         self._usage = UsageStore(self._observer.cluster_totals, live_config, clock=self._clock)
+        self.points = History()
         self._loop = ScalingLoop(
             plan,
             fleet=fleet,
@@ -140,6 +144,7 @@ class ControllerService:
                 ),
                 ClockStepGuard(self._clock, unix_time_s, fleet.restart_serve_controller),
                 HeapTrimmer(self._clock),
+                PointRecorder(self.points, self._service_levels, clock=self._clock),
             ),
         )
         self.metrics = ControllerMetrics(
@@ -197,8 +202,6 @@ class ControllerService:
         """Configured and running replicas, results of classes, and the autoscaler's state."""
         async with asyncio.timeout(_FIRST_VIEW_TIMEOUT_S):
             await self._members_known.wait()
-        now_s, observation = self._clock.now_s(), self._loop.last_observation
-        ticks = self._loop.history()
         return {
             "baton": self._code_version,
             "model": self._config.model_name,
@@ -208,9 +211,7 @@ class ControllerService:
                 for name, pool in self._config.pools.items()
             },
             "members": [_member_row(member) for member in self._replicas()],
-            "pools": pool_rows(observation, self._loop.states, ticks[-1] if ticks else None),
-            "classes": class_rows(self._slos, self._observer, now_s),
-            "demand": demand_row(observation),
+            **self._service_levels(),
             "autoscaler": self._autoscaler_status(),
             "adapters": self.adapters.rows(),
         }
@@ -274,6 +275,21 @@ class ControllerService:
         """Every process with metrics; the controller's own are at `address`."""
         return target_groups(self._membership.members, controller=address, node=node)
 
+    def _service_levels(self) -> Json:
+        """Pools, classes and demand, as the last tick observed them."""
+        observation, ticks = self._loop.last_observation, self._loop.history()
+        return {
+            "pools": pool_rows(observation, self._loop.states, ticks[-1] if ticks else None),
+            "classes": class_rows(self._slos, self._observer, self._clock.now_s()),
+            "demand": demand_row(observation),
+        }
+
+    def chat_target(self) -> ChatTarget | ChatUnavailable:
+        """See `http_server.chat_target`."""
+        members = self._membership.members
+        nodes = [member.node_ip for member in members if member.deployment == INGRESS]
+        return chat_target(self._config, nodes)
+
     def _replicas(self) -> list[Member]:
         pools = self._config.pools
         members = (member for member in self._membership.members if member.deployment in pools)
@@ -318,6 +334,19 @@ class HeapTrimmer:
         if now_s >= self._due_at_s:
             self._due_at_s = now_s + _HEAP_TRIM_INTERVAL_S
             trim_memory()
+
+
+class PointRecorder:
+    """Adds a point to the charts of the console. A `TickListener`."""
+
+    def __init__(self, points: History, report: Callable[[], Json], *, clock: Clock) -> None:
+        self._points = points
+        self._report = report
+        self._clock = clock
+
+    async def on_tick(self, _inputs: TickInputs) -> None:
+        """Add the point of this tick."""
+        self._points.add(self._report(), self._clock.now_s())
 
 
 class Controller:
@@ -415,6 +444,8 @@ def controller_http(
             ticks=service.explain_scale,
             config=lambda: participant.live.config,
             call=call_ingresses(app),
+            points=service.points,
+            chat_target=service.chat_target,
         ),
     )
 

@@ -2,7 +2,8 @@
 
 *Theory of operation.* The server has a port of its own and only reads. `/metrics` returns the
 controller's metrics, `/sd` the targets for Prometheus' HTTP service discovery, `/healthz` that it
-runs, and `/` the console. With a configured token all paths but `/healthz` require it. Without one,
+runs, and `/` the console, whose chat is the only thing that is posted. With a configured token all
+paths but `/healthz` require it. Without one,
 only this machine can connect (`config.checks.topology`), and the Host header must name this
 machine. That check stops DNS rebinding by a page in a browser.
 
@@ -18,13 +19,24 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from baton.config.derive.options import allows_anonymous, key_files
 from baton.config.schema.deployment import DeploymentConfig
+from baton.config.schema.deployment import Route as RouteGroup
 from baton.config.schema.observability import ObservabilityConfig
 from baton.config.write.render import render_redacted
 from baton.console.feed import Feed, Row
+from baton.console.history import History
+from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import NotRunning, TimedOut
-from baton.domain.names.addresses import format_address, is_any_address, parse_address
+from baton.domain.names.addresses import (
+    connectable_host,
+    format_address,
+    format_endpoint,
+    is_any_address,
+    is_loopback,
+    parse_address,
+)
 from baton.serving.http.access import TokenAuthMiddleware, TokenFile, restrict_hosts
 from baton.serving.http.metrics_endpoint import METRICS_PATH, MetricsRenderer
 from baton.serving.http.side_server import AsgiApp, Message, Receive, Scope, Send, SideServer
@@ -181,6 +193,34 @@ class ControllerHttp:
         return JSONResponse(list(self._targets(self.address)))
 
 
+def chat_target(
+    config: DeploymentConfig, ingress_nodes: Iterable[str]
+) -> ChatTarget | ChatUnavailable:
+    """The deployment's own API, as the controller reaches it, or why it cannot.
+
+    The front listens on this node, or at least on those of ingresses.
+    """
+    server, tls = config.server, config.security.tls
+    if RouteGroup.CHAT not in config.server.routes:
+        return ChatUnavailable(reason="server.routes does not open 'chat'")
+    if tls.client_ca_file is not None:
+        return ChatUnavailable(
+            reason="clients need a certificate (security.tls.client_ca_file), which a page lacks"
+        )
+    hosts = [connectable_host(server.host)]
+    if not is_loopback(server.host):
+        hosts += sorted(set(ingress_nodes))
+    scheme = "http" if tls.cert_file is None else "https"
+    return ChatTarget(
+        urls=tuple(format_endpoint(scheme, host, server.port) for host in dict.fromkeys(hosts)),
+        models=tuple(config.models),
+        takes_key=bool(key_files(config)),
+        needs_key=not allows_anonymous(config),
+        cert_file=tls.cert_file,
+        total_timeout_s=config.admission.timeouts.total_s,
+    )
+
+
 async def _healthy(_request: Request) -> Response:
     from starlette.responses import PlainTextResponse
 
@@ -232,12 +272,25 @@ class LiveFeed:
         ticks: Callable[[int], Row],
         config: Callable[[], DeploymentConfig],
         call: CallIngresses,
+        points: History,
+        chat_target: Callable[[], ChatTarget | ChatUnavailable],
     ) -> None:
-        """`status` and `ticks` are methods of `ControllerService`."""
+        """`status`, `ticks` and `chat_target` are methods of `ControllerService`."""
         self._status = status
         self._ticks = ticks
         self._config = config
         self._call = call
+        self._points = points
+        self._chat_target = chat_target
+
+    @property
+    def points(self) -> History:
+        """See `Feed.points`."""
+        return self._points
+
+    def chat_target(self) -> ChatTarget | ChatUnavailable:
+        """See `Feed.chat_target`."""
+        return self._chat_target()
 
     async def overview(self) -> Row:
         """See `Feed.overview`; ingresses that do not answer are under `unresponsive`."""

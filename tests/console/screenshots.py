@@ -1,0 +1,121 @@
+"""Pictures of the console for the docs: `python -m tests.console.screenshots [--all FOLDER]`.
+
+They show `LiveFeed`, a simulated fleet. With `--all` every section is drawn in both themes and at
+three widths, for the eye.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.console.browser import (
+    ROOT,
+    Page,
+    WatchedPage,
+    chromium,
+    missing_reason,
+    running_console,
+)
+from tests.console.chat_api import CHAT_WAIT_S, FakeApi, chat_target_of, running_api
+from tests.console.live_feed import LiveFeed
+
+IMAGES = ROOT / "docs" / "images"
+WIDTHS = (1440, 1280, 800)
+SECTIONS = ("overview", "fleet", "requests", "scaling", "config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Studio:
+    """What pictures are taken with."""
+
+    browser: Any
+    base: str
+    api: FakeApi
+    feed: LiveFeed
+    problems: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def opened(self, *, width: int, theme: str) -> Iterator[Page]:
+        """A page; what it should not have done is a problem."""
+        size = {"width": width, "height": 900}
+        session = WatchedPage(self.browser, self.base, viewport=size, color_scheme=theme)
+        try:
+            yield session.open("#overview")
+        finally:
+            self.problems.extend(session.outside_requests + session.complaints)
+            session.close()
+
+    def chat(self, page: Page) -> None:
+        """One answer, which ran where the newest request that was handed off did."""
+        record = next(record for record in self.feed.records() if len(record.legs) > 1)
+        self.api.request_id = record.request_id
+        page.evaluate("() => { location.hash = 'playground'; }")
+        page.locator("#chat-message").fill("Why are prefill and decode on separate engines?")
+        page.keyboard.press("Enter")
+        answer = page.locator("[data-test=figures]", has_text="decode on")
+        answer.wait_for(timeout=CHAT_WAIT_S * 1000)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pictures; 1 where a page did what it should not, or no browser is here."""
+    if (reason := missing_reason()) is not None:
+        sys.stderr.write(f"{reason}\n")
+        return 1
+    with running_api() as api, chromium() as browser:
+        feed = LiveFeed(target=chat_target_of(api))
+        with running_console(feed) as base:
+            studio = Studio(browser=browser, base=base, api=api, feed=feed)
+            if arguments[:1] == ["--all"]:
+                folder = Path(arguments[1])
+                folder.mkdir(parents=True, exist_ok=True)
+                _shoot_all(studio, folder)
+            else:
+                _shoot_docs(studio)
+    for problem in studio.problems:
+        sys.stderr.write(f"{problem}\n")
+    return int(bool(studio.problems))
+
+
+def _shoot_docs(studio: Studio) -> None:
+    with studio.opened(width=1440, theme="light") as page:
+        _open_request(page)
+        _shoot(page, IMAGES / "console-request.png")
+    with studio.opened(width=1280, theme="light") as page:
+        studio.chat(page)
+        _shoot(page, IMAGES / "console-playground.png")
+
+
+def _shoot_all(studio: Studio, folder: Path) -> None:
+    for theme in ("light", "dark"):
+        for width in WIDTHS:
+            with studio.opened(width=width, theme=theme) as page:
+                for section in SECTIONS:
+                    page.evaluate("name => { location.hash = name; }", section)
+                    page.locator(f".page-{section}").wait_for()
+                    page.wait_for_timeout(1500)
+                    _shoot(page, folder / f"{section}-{theme}-{width}.png")
+                _open_request(page)
+                _shoot(page, folder / f"request-{theme}-{width}.png")
+                studio.chat(page)
+                _shoot(page, folder / f"playground-{theme}-{width}.png")
+
+
+def _open_request(page: Page) -> None:
+    page.evaluate("() => { location.hash = 'requests'; }")
+    page.locator("tbody tr", has_text="→").locator("[data-row]").first.click()
+    page.locator(".detail [data-test=bar]").first.wait_for()
+    page.mouse.move(5, 5)
+
+
+def _shoot(page: Page, path: Path) -> None:
+    page.screenshot(path=str(path))
+    sys.stderr.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
