@@ -140,7 +140,7 @@ def test_the_first_so_much_of_a_trace_counts_from_its_first_arrival(
 def test_where_nothing_runs_the_status_says_so(trace: Path) -> None:
     result = replay(str(trace), "--url", "http://127.0.0.1:1")
     assert result.exit_code == 3
-    assert "nothing answers at http://127.0.0.1:1" in result.stderr
+    assert "http://127.0.0.1:1: connection refused" in result.stderr
     assert "next: " in result.stderr
 
 

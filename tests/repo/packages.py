@@ -83,7 +83,7 @@ def install(wheel: Path, folder: Path, *, with_engines: bool) -> Installed:
     environment, empty, home = (folder / name for name in ("environment", "empty", "home"))
     venv.create(environment, with_pip=False, symlinks=True)
     python = environment / "bin" / "python"
-    options = ("--quiet",)
+    options: Sequence[str] = ("--quiet",)
     if with_engines:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         packages = environment / "lib" / version / "site-packages"

@@ -49,14 +49,13 @@ from baton.serving.operator.existing_cluster import (
     with_live_cluster,
 )
 from baton.serving.operator.local_deployment import (
-    error_line,
     observability_line,
     query_all,
     ready_line,
     replica_counts,
-    start_failure,
     starting_counts,
 )
+from baton.serving.ray.serve_control import error_line, start_failure
 from tests.serving.configs import simulated
 
 ENDED = ClusterState(

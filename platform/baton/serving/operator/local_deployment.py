@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import httpx
 
@@ -31,7 +31,7 @@ from baton.serving.front.haproxy_hardening import certificate_path
 from baton.serving.operator.control_socket import ControlSocket
 from baton.serving.ray.driver import hide_serve_messages
 from baton.serving.ray.packing import unpack
-from baton.serving.ray.serve_control import NO_REPLICA_READY
+from baton.serving.ray.serve_control import NO_REPLICA_READY, start_failure
 from baton.serving.replica import hub_environment
 from baton.serving.replica.start_reports import StartWatch
 from baton.serving.shared.names import APP, CONTROLLER, INGRESS
@@ -44,9 +44,6 @@ from baton.serving.store.config_store import (
     user_at_host,
 )
 
-if TYPE_CHECKING:
-    from ray.serve.schema import ApplicationStatusOverview
-
 _POLL_S = 0.5
 _RUNNING = "RUNNING"
 _STARTING = "STARTING"
@@ -54,9 +51,6 @@ _NO_SERVE_MESSAGE = "no Serve instance running"
 """Serve's message when no Serve runs (Ray 2.60)."""
 _QUERY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
-_FAILED_STATUSES = {"UNHEALTHY", "DEPLOY_FAILED"}
-_REPLICA_LOST = "HEALTH_CHECK_FAILED"
-"""What Serve has seen of a deployment that lost a replica after it was ready."""
 
 
 def query_all(
@@ -379,41 +373,3 @@ def ready_line(counts: Mapping[str, Mapping[str, int]]) -> str:
         note = f" ({', '.join(others)})" if others else ""
         parts.append(f"{name} {states.get(_RUNNING, 0)}/{sum(states.values())}{note}")
     return "ready: " + ", ".join(parts) if parts else "waiting for Ray Serve"
-
-
-def start_failure(application: ApplicationStatusOverview) -> str | None:
-    """Why Serve cannot start an application; None while it still may.
-
-    A replica that was ready and is lost while others start fails its health check. Serve replaces
-    it: only replacements that cannot start are a failure.
-    """
-    triggers = {
-        status.status_trigger.value
-        for status in application.deployments.values()
-        if status.status.value in _FAILED_STATUSES
-    }
-    if triggers == {_REPLICA_LOST}:
-        return None
-    if not triggers and application.status.value not in _FAILED_STATUSES:
-        return None
-    return failure_reason(application)
-
-
-def failure_reason(application: ApplicationStatusOverview) -> str:
-    """Why an application failed, by its failed deployments.
-
-    Serve has a message for each deployment that is slow, too.
-    """
-    messages = [
-        status.message
-        for status in application.deployments.values()
-        if status.status.value in _FAILED_STATUSES
-    ]
-    return error_line(messages) or error_line([application.message]) or "Ray Serve has given up"
-
-
-def error_line(messages: list[str]) -> str:
-    """The last line of a failure's traceback."""
-    lines = [line.strip() for message in messages for line in message.splitlines()]
-    error_lines = [line for line in lines if "Error" in line or "Failed" in line]
-    return (error_lines or lines or [""])[-1]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
-    from ray.serve.schema import DeploymentDetails
+    from ray.serve.schema import ApplicationStatusOverview, DeploymentDetails
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.05
@@ -36,6 +36,9 @@ _DEATHS: Mapping[str, tuple[str, bool]] = MappingProxyType(
     }
 )
 """How a replica has ended, and whether that was a loss, by Ray's exit type or reason (2.60)."""
+_FAILED_STATUSES = {"UNHEALTHY", "DEPLOY_FAILED"}
+_REPLICA_LOST = "HEALTH_CHECK_FAILED"
+"""The trigger of a deployment that lost a replica after it was ready."""
 NO_REPLICA_READY = "none of its replicas is ready: it is starting, or could not start"
 """The meaning of Serve's "unavailable" deployment."""
 
@@ -296,3 +299,41 @@ def death_kind(cause: Any) -> str:  # noqa: ANN401 - Ray's message
     return str(
         context.DESCRIPTOR.enum_types_by_name["Reason"].values_by_number[context.reason].name
     )
+
+
+def start_failure(application: ApplicationStatusOverview) -> str | None:
+    """Why Serve cannot start an application; None while it still may.
+
+    A replica that was ready and is lost while others start fails its health check. Serve replaces
+    it: only replacements that cannot start are a failure.
+    """
+    triggers = {
+        status.status_trigger.value
+        for status in application.deployments.values()
+        if status.status.value in _FAILED_STATUSES
+    }
+    if triggers == {_REPLICA_LOST}:
+        return None
+    if not triggers and application.status.value not in _FAILED_STATUSES:
+        return None
+    return failure_reason(application)
+
+
+def failure_reason(application: ApplicationStatusOverview) -> str:
+    """Why an application failed, by its failed deployments.
+
+    Serve has a message for each deployment that is slow, too.
+    """
+    messages = [
+        status.message
+        for status in application.deployments.values()
+        if status.status.value in _FAILED_STATUSES
+    ]
+    return error_line(messages) or error_line([application.message]) or "Ray Serve has given up"
+
+
+def error_line(messages: list[str]) -> str:
+    """The last line of a failure's traceback."""
+    lines = [line.strip() for message in messages for line in message.splitlines()]
+    error_lines = [line for line in lines if "Error" in line or "Failed" in line]
+    return (error_lines or lines or [""])[-1]

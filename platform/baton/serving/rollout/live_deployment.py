@@ -27,12 +27,11 @@ from baton.serving.application.builds import (
     encode_build_record,
     with_current_code,
 )
-from baton.serving.operator.local_deployment import failure_reason
 from baton.serving.ray import serve_control
 from baton.serving.ray.context import get_gcs_address
 from baton.serving.ray.driver import hide_serve_messages
 from baton.serving.ray.packing import unpack
-from baton.serving.ray.serve_control import CallResults
+from baton.serving.ray.serve_control import CallResults, failure_reason
 from baton.serving.replica.start_reports import StartWatch
 from baton.serving.rollout.rollout import FleetStatus
 from baton.serving.shared.names import APP, CONTROLLER, INGRESS
