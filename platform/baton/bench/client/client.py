@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self, TypedDict
 
 import msgspec
 
-from baton.bench.client.trust import TlsTrust, connection_error
+from baton.bench.client.trust import UNAUTHORIZED, TlsTrust, connection_error, key_remedy
 from baton.domain.errors import OperatorError
 
 if TYPE_CHECKING:  # imported where it is used: keeps the command line fast
@@ -33,9 +33,6 @@ _KEEP_ALIVE_S = 4.0
 under a request."""
 _MAX_ERROR_CHARACTERS = 160
 _OK = 200
-UNAUTHORIZED = frozenset({401, 403})
-MISSING_KEY_REMEDY = "give the API key: --key-file FILE, or OPENAI_API_KEY"
-WRONG_KEY_REMEDY = "give another API key: --key-file FILE, or OPENAI_API_KEY"
 _DONE = b"[DONE]"
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of decoding JSON; RecursionError for deep nesting, even in unread parts."""
@@ -288,10 +285,8 @@ class CompletionClient:
         except DECODE_ERRORS:
             models = None
         if status in UNAUTHORIZED:
-            has_key = any(name.lower() == "authorization" for name in self._options.headers)
             raise EndpointUnusable(
-                f"{url}: status {status}: {_error_text(body)}",
-                WRONG_KEY_REMEDY if has_key else MISSING_KEY_REMEDY,
+                f"{url}: status {status}: {_error_text(body)}", key_remedy(self._options.headers)
             )
         if models is None:
             raise EndpointUnusable(

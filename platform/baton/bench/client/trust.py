@@ -6,12 +6,14 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.domain.errors import NotRunning, OperatorError
 
+UNAUTHORIZED = frozenset({401, 403})
+"""Status codes of a missing or wrong API key."""
 _PEM_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21, 27})
@@ -74,6 +76,12 @@ def _pinned_context(file: Path) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=found.group())
     return context
+
+
+def key_remedy(headers: Iterable[str]) -> str:
+    """The remedy where an endpoint refuses requests with headers of these names."""
+    has_key = any(name.lower() == "authorization" for name in headers)
+    return f"give {'another' if has_key else 'the'} API key: --key-file FILE, or OPENAI_API_KEY"
 
 
 def connection_error(error: BaseException, url: str, *, timeout_s: float) -> NotRunning:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from baton.bench.client.client import MISSING_KEY_REMEDY, UNAUTHORIZED, WRONG_KEY_REMEDY
-from baton.bench.client.trust import connection_error
+from baton.bench.client.trust import UNAUTHORIZED, connection_error, key_remedy
 from baton.cli.endpoint import CaFile, Connection, ConnectionArgs, Insecure, KeyFile, connect
 from baton.cli.explain.trace import route_text
 from baton.cli.options import Address, Output, parse_seconds
@@ -329,8 +328,7 @@ class ChatClient:
         status, message = response.status_code, _error_message(response)
         why = f"{self._url}: status {status}: {message}"
         if status in UNAUTHORIZED:
-            has_key = "authorization" in self._http.headers
-            raise ChatFailed(why, WRONG_KEY_REMEDY if has_key else MISSING_KEY_REMEDY)
+            raise ChatFailed(why, key_remedy(self._http.headers))
         if status == _STATUS_NOT_FOUND and model:
             served = ", ".join(self._served_models()) or "none"
             raise ChatFailed(f"{why}; served: {served}", "name one of these with --model")
