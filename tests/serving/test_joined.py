@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -10,8 +11,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -30,6 +33,7 @@ from baton.domain.errors import (
     NotRunning,
     PreflightFailed,
 )
+from baton.domain.names.addresses import format_endpoint
 from baton.serving.application.app import ingress_options
 from baton.serving.cluster import local_cluster
 from baton.serving.cluster.cluster_state import ClusterState, process_start_ticks, write_state
@@ -42,13 +46,14 @@ from baton.serving.operator.attached import (
     find_local_state,
     local_state,
 )
-from baton.serving.operator.demo import RequestResult, answer_lines, summary
+from baton.serving.operator.demo import RequestResult, _stream, answer_lines, summary
 from baton.serving.operator.existing_cluster import (
     cluster_address,
     deploy_to_cluster,
     with_live_cluster,
 )
 from baton.serving.operator.local_deployment import (
+    LocalDeployment,
     observability_line,
     query_all,
     ready_line,
@@ -216,6 +221,30 @@ def test_the_figures_are_of_the_requests_that_succeeded() -> None:
 
 def test_nothing_moved_is_not_reported_as_a_transfer_of_no_time() -> None:
     assert summary([asked(moved_bytes=0, transfer_s=0.0)])["transfer_p50_s"] is None
+
+
+class _Streams(BaseHTTPRequestHandler):
+    def log_message(self, *_arguments: object) -> None:
+        return
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        for delta in ({"role": "assistant"}, {"content": "Two run,"}, {"content": " one baton"}):
+            self.wfile.write(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+
+def test_the_text_of_a_demonstration_is_what_the_model_streamed() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Streams) as server:
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        url = format_endpoint("http", "127.0.0.1", server.server_port)
+        deployment = SimpleNamespace(state=SimpleNamespace(http_url=url))
+        problem, times_s, _, text = _stream(cast(LocalDeployment, deployment), "tiny", "r-1", "?")
+        answering.join()
+    assert (problem, len(times_s), text) == ("", 2, "Two run, one baton")
 
 
 def test_a_demonstration_shows_the_text_of_one_answer() -> None:
