@@ -30,6 +30,8 @@ class FakeApi:
     status: int = 200
     error: str = ""
     gate: asyncio.Event | None = None
+    pause_s: float = 0.0
+    """Before each word, for pictures."""
     asked: list[tuple[dict[str, str], Any]] = field(default_factory=list)
     """Headers and body of each request."""
     abandoned: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,6 +68,7 @@ class FakeApi:
         for number, word in enumerate(WORDS):
             if number == 1 and self.gate is not None:
                 await self._wait_at_gate(reader)
+            await asyncio.sleep(self.pause_s)
             await self._send(writer, {"choices": [{"delta": {"content": word}}]})
             if self.error:
                 await self._send(writer, {"error": {"message": self.error}})

@@ -40,9 +40,9 @@ class Studio:
     problems: list[str] = field(default_factory=list)
 
     @contextmanager
-    def opened(self, *, width: int, theme: str) -> Iterator[Page]:
+    def opened(self, *, width: int, theme: str, height: int = 900) -> Iterator[Page]:
         """A page; what it should not have done is a problem."""
-        size = {"width": width, "height": 900}
+        size = {"width": width, "height": height}
         session = WatchedPage(self.browser, self.base, viewport=size, color_scheme=theme)
         try:
             yield session.open("#overview")
@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{reason}\n")
         return 1
     with running_api() as api, chromium() as browser:
+        api.pause_s = 0.29  # as the records of `LiveFeed` have it
         feed = LiveFeed(target=chat_target_of(api))
         with running_console(feed) as base:
             studio = Studio(browser=browser, base=base, api=api, feed=feed)
@@ -85,7 +86,7 @@ def _shoot_docs(studio: Studio) -> None:
     with studio.opened(width=1440, theme="light") as page:
         _open_request(page)
         _shoot(page, IMAGES / "console-request.png")
-    with studio.opened(width=1280, theme="light") as page:
+    with studio.opened(width=1280, theme="light", height=560) as page:
         studio.chat(page)
         _shoot(page, IMAGES / "console-playground.png")
 

@@ -297,7 +297,7 @@ def test_no_section_is_wider_than_the_window(opened: Opened, width: int) -> None
 @pytest.mark.parametrize(
     ("section", "columns"),
     [
-        ("overview", ["Class", "Now", "Target", "Kept", "TTFT", "TPOT"]),
+        ("overview", ["Class", "Now", "Target", "Goodput", "TTFT", "TPOT"]),
         ("requests", ["Request", "TTFT", "TPOT", "Total", "Ran on"]),
         ("request", ["Runs on", "Cost", "Harm", "TTFT"]),
     ],
@@ -322,7 +322,7 @@ def test_columns_that_decide_are_not_cut_off(
 def test_marks_of_every_section_have_a_legend(opened: Opened) -> None:
     page = opened("#overview")
     for section, words in {
-        "overview": ["asked for", "missed, rejected or failed", "draining", "dashed: its target"],
+        "overview": ["offered", "missed, rejected or failed", "draining", "dashed: its target"],
         "fleet": ["prefill", "quarantined", "stronger colour is faster"],
         "requests": ["ingress wait", "transfer", "missed one"],
         "scaling": ["decode desired", "prefill ready", "no change"],

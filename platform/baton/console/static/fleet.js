@@ -34,7 +34,7 @@ function replicas(told, { state: { filter }, filterBox }, name) {
   return h("section", { key: "replicas" },
     h("div", { class: "section-head" }, h("h1", {}, "Replicas"),
       h("p", { class: "legend" }, Object.entries(ROLES).map(([role, letter]) => h("span", { key: role }, h("i", { class: `role ${role}` }, letter), role)), h("span", { key: "warn" }, "KV turns amber from 90 %")), filterBox),
-    rows.length ? null : h("p", { class: "empty" }, filter ? "No replica matches." : "There are no replicas. Pools grow when something is asked for, or by ", rows.length || filter ? null : h("code", {}, "baton scale"), filter ? null : "."),
+    rows.length ? null : h("p", { class: "empty" }, filter ? "No replica matches." : "There are no replicas. Pools grow with demand, or by ", rows.length || filter ? null : h("code", {}, "baton scale"), filter ? null : "."),
     found.length > rows.length ? h("p", { class: "faint hint" }, `${whole(rows.length)} of ${whole(found.length)} are shown: filter them by pool, role, state or node.`) : null,
     pools.map((pool) => poolOf(pool, told, rows.filter((row) => row.pool === pool), name)),
   );

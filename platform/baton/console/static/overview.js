@@ -1,4 +1,4 @@
-// Are the promises kept, what is asked for, and with what.
+// Are objectives met, what is offered, and which pools serve it.
 
 import { Chart, chartBox, sparkline } from "./charts.js";
 import { h } from "./dom.js";
@@ -6,8 +6,8 @@ import { ago, DASH, promised, rate, seconds, share, short, whole, words } from "
 
 const goodput = new Chart({
   lines: () => [
-    { name: "offered_per_s", label: "asked for", color: "--asked", width: 1.25 },
-    { name: "goodput_per_s", label: "kept", color: "--good", fill: "--good-wash" },
+    { name: "offered_per_s", label: "offered", color: "--asked", width: 1.25 },
+    { name: "goodput_per_s", label: "goodput", color: "--good", fill: "--good-wash" },
   ],
   band: [1, 2],
   bandLabel: "missed, rejected or failed",
@@ -21,7 +21,7 @@ export const overview = {
     const told = live.get("overview")?.overview;
     if (!told) return [waiting()];
     return [
-      h("section", { class: "hero", key: "hero", "aria-label": "Goodput" }, headline(told), chartBox(goodput, { title: "Requests per second", key: "goodput", live, note: "Requests per second asked for and kept, over the last 30 minutes" })),
+      h("section", { class: "hero", key: "hero", "aria-label": "Goodput" }, headline(told), chartBox(goodput, { title: "Requests per second", key: "goodput", live, note: "Requests per second, offered and goodput, over the last 30 minutes" })),
       stats(told.demand),
       classes(told.classes, live),
       pools(told.pools),
@@ -42,7 +42,7 @@ function headline(told) {
   return h("div", { class: "headline" },
     h("h1", { class: "label" }, "Goodput"),
     h("p", { class: "huge", "data-test": "goodput" }, judged ? rate(goodput_per_s) : DASH, h("small", {}, "requests/s")),
-    h("p", { class: "sub" }, judged ? ["of ", h("b", {}, rate(ended_per_s)), "/s that end, ", h("b", {}, share(good_fraction)), " as promised"] : "nothing has ended in the window"),
+    h("p", { class: "sub" }, judged ? ["of ", h("b", {}, rate(ended_per_s)), "/s that end, ", h("b", {}, share(good_fraction)), " met every objective"] : "nothing has ended in the window"),
     h("p", { class: `verdict ${!judged ? "" : broken.length ? "bad" : "good"}` }, !judged ? "nothing to judge" : broken.length ? `✕ below target: ${broken.join(", ")}` : "✓ every class above its target"),
   );
 }
@@ -52,7 +52,7 @@ const isBroken = (one) => one.attainment !== null && one.attainment < one.target
 function stats(demand) {
   const late = demand?.slack_s !== null && demand?.slack_s < 0;
   const items = [
-    ["asked for", rate(demand?.requests_per_s), "requests/s"],
+    ["offered", rate(demand?.requests_per_s), "requests/s"],
     ["prompt tokens to compute", short(demand?.prompt_tokens_per_s), "/s"],
     ["output tokens", short(demand?.output_tokens_per_s), "/s"],
     ["in flight", whole(demand?.in_flight), ""],
@@ -66,12 +66,12 @@ function stats(demand) {
 }
 
 function classes(rows, live) {
-  if (!rows.length) return h("section", { key: "classes" }, h("h2", {}, "Promises"), h("p", { class: "empty" }, "No class promises anything: add objectives under ", h("code", {}, "slo"), "."));
+  if (!rows.length) return h("section", { key: "classes" }, h("h2", {}, "Objectives"), h("p", { class: "empty" }, "No class has an objective: add them under ", h("code", {}, "slo"), "."));
   return h("section", { key: "classes" },
-    h("h2", {}, "Promises"),
+    h("h2", {}, "Objectives"),
     h("div", { class: "scroll" }, h("table", {},
       h("caption", {}, "Line: share of requests that met every objective, from 30 minutes ago to now; dashed: its target. ✓ at or above the target, ✕ below."),
-      h("thead", {}, h("tr", {}, ["Class", "Now", "", "Target", "Kept", "TTFT", "TPOT", "Last 30 minutes", "Over its window", "Refused", "Failed"].map((name, at) => h("th", { scope: "col", class: at > 0 && at !== 7 ? "n" : "" }, name)))),
+      h("thead", {}, h("tr", {}, ["Class", "Now", "", "Target", "Goodput", "TTFT", "TPOT", "Last 30 minutes", "Over its window", "Rejected", "Failed"].map((name, at) => h("th", { scope: "col", class: at > 0 && at !== 7 ? "n" : "" }, name)))),
       h("tbody", {}, rows.map((row) => h("tr", { key: row.class },
         h("th", { scope: "row" }, row.class),
         h("td", { class: `n strong ${row.attainment === null ? "" : isBroken(row) ? "bad" : "good"}` }, share(row.attainment)),

@@ -24,12 +24,14 @@ export const playground = {
           : h("p", { class: "empty", key: "off" }, `There is no chat here: ${offer.reason}.`),
     ];
   },
-  /** The newest words stay in sight, unless somebody has scrolled up. */
-  drew: () => {
-    const box = document.querySelector(".turns");
-    if (box && talk.running && box.scrollHeight - box.scrollTop - box.clientHeight < 160) box.scrollTop = box.scrollHeight;
-  },
+  drew: () => { if (talk.running) follow(); },
 };
+
+/** Keeps the newest words in sight, unless the user has scrolled up. */
+function follow() {
+  const box = document.querySelector(".turns");
+  if (box && box.scrollHeight - box.scrollTop - box.clientHeight < 160) box.scrollTop = box.scrollHeight;
+}
 
 /** What is offered can change with the configuration, so it is asked for each time that the section opens. */
 async function ask(ctx) {
@@ -232,4 +234,5 @@ async function locate(ctx, turn) {
     if (!turn.record) await new Promise((resolve) => setTimeout(resolve, RECORD_WAIT_MS));
   }
   ctx.set({});
+  follow();
 }

@@ -1,4 +1,4 @@
-// All of one request: promises, waterfall, placements.
+// All of one request: objectives, waterfall, placements.
 
 import { h } from "./dom.js";
 import { ago, DASH, promised, route, seconds, share, shortId, whole, words } from "./format.js";
@@ -28,7 +28,7 @@ function one(told, at, ctx) {
 }
 
 function promises(rows) {
-  if (!rows.length) return h("p", { class: "faint" }, "Its class promises nothing.");
+  if (!rows.length) return h("p", { class: "faint" }, "Its class has no objectives.");
   return h("div", { class: "promises" }, h("p", { class: "legend" }, h("span", {}, h("i", { class: "key-line", "aria-hidden": "true" }), "objective")), rows.map((row) => {
     const used = row.actual_s === null ? null : row.actual_s / row.objective_s;
     return h("div", { key: row.objective, class: "promise" },

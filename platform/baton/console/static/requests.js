@@ -41,7 +41,7 @@ function head(ctx) {
 
 const EMPTY = {
   latest: "No request has ended lately. Send one, and it appears here.",
-  missed: "No request that is remembered missed a promise.",
+  missed: "No request that is remembered missed an objective.",
   slowest: "No request has ended lately.",
 };
 
@@ -84,7 +84,7 @@ function missedText(missed) {
 }
 
 export function verdictText(row) {
-  if (row.verdict === "good") return ["✓", "good", "kept"];
+  if (row.verdict === "good") return ["✓", "good", "met every objective"];
   if (row.verdict === "missed") return ["✕", "bad", missedText(String(row.missed))];
   return ["–", "faint", String(row.verdict ?? "")];
 }

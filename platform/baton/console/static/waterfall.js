@@ -50,7 +50,7 @@ const place = (from, took, span) => ({ left: `${((from / span) * 100).toFixed(3)
 function axis(span, first, promised) {
   const marks = [];
   if (first !== null && first <= span) marks.push(["first", first, "first token"]);
-  if (promised !== null && promised <= span) marks.push(["promised", promised, "promised"]);
+  if (promised !== null && promised <= span) marks.push(["promised", promised, "TTFT objective"]);
   return h("li", { class: "axis", "aria-hidden": "true" }, h("span", {}), h("span", { class: "lane" },
     ticks(span).map((at) => h("span", { key: `t${at}`, class: "tick", style: { left: `${(at / span) * 100}%` } }, at === 0 ? "0" : axisText(at))),
     marks.map(([kind, at, text]) => h("span", { key: kind, class: `marker ${kind}`, style: { left: `${(at / span) * 100}%` }, title: `${text} ${seconds(at)}` })),
