@@ -34,6 +34,7 @@ from baton.domain.errors import (
 from baton.runtime.process.progress import Progress, RepeatedProgress
 from baton.serving.checks.start import check_machine, check_submission, placement_warnings
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.cluster.local_cluster import check_store_address
 from baton.serving.cluster.node_join import join_instructions
 from baton.serving.doctor import run_checks
 from baton.serving.operator import demo as demonstration
@@ -172,6 +173,8 @@ def usage(*, address: str | None) -> Report:
 
 def doctor(config: LoadedConfig | None, *, address: str | None, progress: Progress) -> Report:
     """All checks: of this machine, a configuration, and the running deployment."""
+    if address is not None and find_local_state(address) is None:
+        check_store_address(address)
     return run_checks(None if config is None else config.config, address=address, progress=progress)
 
 
@@ -375,6 +378,7 @@ def _restore_adapters(
 def join_script(*, labels: Sequence[str], node_address: str | None, address: str | None) -> Report:
     """A script with which another machine joins the local cluster."""
     if find_local_state(address) is None:
+        check_store_address(remote_address(address))
         raise NotRunning(
             f"the Ray cluster at {remote_address(address)} is not baton's own",
             f"nodes join it as they always did: ray start --address {remote_address(address)}",

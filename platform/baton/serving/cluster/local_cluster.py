@@ -78,9 +78,10 @@ _LOGGER = logging.getLogger(__name__)
 NAMESPACE = "baton"
 _LOOPBACK = "127.0.0.1"
 _RAY_ADDRESS_KEYWORDS = frozenset({"auto", "local"})
-_CONNECT_TIMEOUT_S = 3.0
-_GREETING_TIMEOUT_S = 10.0
-"""Another program answers at once or never; a store on a busy machine takes its time."""
+_GREETING_TIMEOUT_S = 2.5
+"""To find, connect to and hear from a store. With the start of a command, an address is refused
+within about 3 s."""
+_STORE_PROCESS = "gcs_server"
 _FRAME_HEADER_BYTES = 9
 _FRAME_TYPE = 3
 _SETTINGS = b"\x04"
@@ -359,7 +360,7 @@ def attach(address: str, *, token_file: str | None = None) -> None:
 def check_store_address(address: str) -> None:
     """Check that the store of a Ray cluster listens at an address.
 
-    Keywords such as `auto` and addresses with a protocol pass.
+    Keywords such as `auto` pass. Ray Client's server, at `ray://`, greets as the store does.
 
     Raises:
         ClusterFailed: Ray would split it at the wrong colon, or would wait there for minutes.
@@ -372,8 +373,13 @@ def check_store_address(address: str) -> None:
         raise ClusterFailed(
             f"the address of a Ray cluster: {error}", "correct --address"
         ) from error
-    if "://" in address:
-        return
+    remedy = "give the address that 'ray start' or 'baton join' printed, not that of the endpoint"
+    if "://" in address and not address.startswith("ray://"):
+        raise ClusterFailed(
+            f"--address: got {address}, where no deployment of this machine is, expected HOST:PORT"
+            " of the store of a Ray cluster",
+            remedy,
+        )
     try:  # Ray would try for minutes, and not hear Ctrl-C
         greeting = _greeting(parsed_address.host, parsed_address.port)
     except OSError as error:
@@ -383,13 +389,25 @@ def check_store_address(address: str) -> None:
         ) from error
     if os.environ.get("RAY_USE_TLS", "0").lower() in {"1", "true"}:
         return  # the store greets after a handshake
+    if not greeting and _is_store_here(parsed_address.port):
+        return  # on a busy machine, the store may take longer
     if greeting[_FRAME_TYPE : _FRAME_TYPE + 1] != _SETTINGS:
         listener = "an HTTP server" if greeting.startswith(b"HTTP/") else "another program"
+        silence = "" if greeting else f"; it said nothing for {_GREETING_TIMEOUT_S:g} s"
         raise ClusterFailed(
             f"--address: got {address}, where {listener} listens, expected the store of a Ray"
-            " cluster",
-            "give the address that 'ray start' or 'baton join' printed, not that of the endpoint",
+            f" cluster{silence}",
+            remedy,
         )
+
+
+def _is_store_here(port: int) -> bool:
+    """Whether a store of this machine listens at a port."""
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            with contextlib.suppress(psutil.Error, ValueError):
+                return psutil.Process(connection.pid).name() == _STORE_PROCESS
+    return False
 
 
 def _greeting(host: str, port: int) -> bytes:
@@ -397,10 +415,15 @@ def _greeting(host: str, port: int) -> bytes:
 
     A gRPC server, such as Ray's store, begins with its settings after any request. Source: RFC
     9113, 3.4.
+
+    Raises:
+        OSError: the host has no address, or nothing listens there, within the timeout.
     """
     deadline_s = time.monotonic() + _GREETING_TIMEOUT_S
+    resolved_host = _resolve(host, timeout_s=_GREETING_TIMEOUT_S)
     greeting = b""
-    with socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S) as connection:
+    connect_timeout_s = max(0.01, deadline_s - time.monotonic())
+    with socket.create_connection((resolved_host, port), timeout=connect_timeout_s) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n")
         while len(greeting) < _FRAME_HEADER_BYTES:
             connection.settimeout(max(0.01, deadline_s - time.monotonic()))
@@ -412,6 +435,34 @@ def _greeting(host: str, port: int) -> bytes:
                 break
             greeting += received
     return greeting
+
+
+def _resolve(host: str, *, timeout_s: float) -> str:
+    """An address of a host.
+
+    In a thread, because a resolver waits for its servers, deaf to Ctrl-C.
+
+    Raises:
+        OSError: it has none, or the resolver does not answer in time.
+    """
+    results: list[str | OSError] = []
+
+    def resolve() -> None:
+        try:
+            results.append(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
+        except OSError as error:
+            results.append(error)
+        except UnicodeError as error:  # a part of the name is too long
+            results.append(OSError(str(error)))
+
+    thread = threading.Thread(target=resolve, name="resolve", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not results:
+        raise TimeoutError(f"the name was not resolved within {timeout_s:g} s")
+    if isinstance(results[0], OSError):
+        raise results[0]
+    return results[0]
 
 
 def detach() -> None:
