@@ -69,8 +69,6 @@ def _sorted(objects: list[Object]) -> list[str]:
     [
         ({"admission": {"timeouts": {"total": "1h"}}}, "export it again"),
         ({"server": {"listener": "ingress"}}, "export it again"),
-        ({"observability": {"metrics": {"enabled": False}}}, "export it again"),
-        ({"observability": {"console": {"enabled": False}}}, "export it again"),
         (pool(resources={"gpus": 9}), "9 GPUs of a replica cannot be shared evenly by 2 nodes"),
         ({"pools": {"a_b": {"model": "llama-8b", "role": "decode"}}}, "use '-' for '_'"),
         ({"pools": {"head": {"model": "llama-8b", "role": "decode"}}}, "no pool 'head'"),
@@ -106,9 +104,9 @@ def test_a_pool_that_may_rest_at_zero_can_have_a_replica(example: Path) -> None:
     assert [found[key] for key in ("minReplicas", "replicas", "maxReplicas")] == [0, 0, 1]
 
 
-def test_keys_of_tenants_are_mounted_whether_or_not_it_is_asked_for(example: Path) -> None:
+def test_keys_of_tenants_are_mounted_where_a_tenant_has_some(example: Path) -> None:
     config: Object = {"tenants": {"acme": {"keys_file": "/etc/baton/keys/acme"}}}
-    pod = json.dumps(group(rendered(example, config, keys=False), "ingress")["template"])
+    pod = json.dumps(group(rendered(example, config), "ingress")["template"])
     assert '"secretName": "baton-keys"' in pod
     assert '"mountPath": "/etc/baton/keys"' in pod
     assert "baton-keys" not in json.dumps(rendered(example, {}))

@@ -76,7 +76,7 @@ def test_nodes_are_labelled_with_values_that_the_selectors_of_their_pool_choose(
 
 def test_the_chart_knows_every_unit_of_a_size() -> None:
     helpers = (FOLDER / "gpu-example" / "helm" / "templates" / "_helpers.tpl").read_text()
-    _, _, below = helpers.partition('{{- define "baton.mib" -}}')
+    _, _, below = helpers.partition('{{- define "baton.bytes" -}}')
     known = dict(re.findall(r'"([A-Za-z]+)" (\d+)', below.partition("{{- end }}")[0]))
     pattern = PATTERNS[Unit.BYTES]
     assert set(known) == set(re.findall(r"[A-Za-z]*B\b", pattern))

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import yaml
 
@@ -21,7 +21,15 @@ _MANIFEST_TOOLS = TOOLS / "manifests" / "bin"
 _NODE = TOOLS / "node"
 KUBERNETES = "1.32"
 _CORE = frozenset(
-    {"Service", "PodDisruptionBudget", "NetworkPolicy", "PersistentVolumeClaim", "PodTemplate"}
+    {
+        "Ingress",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "PodDisruptionBudget",
+        "PodTemplate",
+        "Service",
+        "ServiceAccount",
+    }
 )
 _OPERATOR_KINDS = {"PodMonitor": "v1", "PrometheusRule": "v1", "ScrapeConfig": "v1alpha1"}
 _TIMEOUT_S = 120.0
@@ -175,30 +183,54 @@ def helm(
     folder: Path, values: Mapping[str, object] | None = None, *, name: str = "baton"
 ) -> tuple[list[str], list[dict[str, object]]]:
     """`helm lint` and `helm template`: findings, and the objects that come of it."""
+    (result,) = helm_results(folder, [values or {}], name=name, lint=True)
+    objects = [
+        item
+        for path, text in result.files.items()
+        if path.endswith(".yaml")
+        for item in yaml.load_all(text, yaml.CSafeLoader)
+        if item
+    ]
+    return result.findings, objects
+
+
+class HelmResult(NamedTuple):
+    """What Helm makes of one set of values."""
+
+    findings: list[str]
+    files: dict[str, str]
+    """Rendered templates by path."""
+
+
+def helm_results(
+    folder: Path, cases: Sequence[Mapping[str, object]], *, name: str = "baton", lint: bool = False
+) -> list[HelmResult]:
+    """`helm template` of several sets of values, in one process; it checks their schema, too."""
     program = """
 import json, sys
 import helm_python as helm
-folder, name, values = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-found = [one["path"] + ": " + one["error"] for one in helm.lint(folder, values)["messages"]
-         if one["severity"] > 1]
-made = {}
-try:
-    with helm.Chart.load(folder) as chart:
-        chart.validate_schema(values)
-        made = chart.render(values, name=name, namespace="baton")
-except helm.HelmError as error:
-    found.append(str(error))
-print(json.dumps({"found": found, "made": made}))
+folder, name, lint = sys.argv[1], sys.argv[2], sys.argv[3] == "True"
+results = []
+with helm.Chart.load(folder) as chart:
+    for values in json.load(sys.stdin):
+        found, made = [], {}
+        if lint:
+            found = [one["path"] + ": " + one["error"]
+                     for one in helm.lint(folder, values)["messages"] if one["severity"] > 1]
+        try:
+            made = chart.render(values, name=name, namespace="baton")
+        except helm.HelmError as error:
+            found.append(str(error))
+        results.append([found, made])
+print(json.dumps(results))
 """
     process = _run(
-        [_MANIFEST_TOOLS / "python", "-c", program, folder, name, json.dumps(values or {})]
+        [_MANIFEST_TOOLS / "python", "-c", program, folder, name, str(lint)],
+        stdin=json.dumps(list(cases)),
     )
     if process.returncode:
-        return [process.stderr.strip().splitlines()[-1]], []
-    output = json.loads(process.stdout)
-    texts = [text for path, text in output["made"].items() if not path.endswith(".tpl")]
-    objects = [item for text in texts for item in yaml.load_all(text, yaml.CSafeLoader) if item]
-    return output["found"], objects
+        return [HelmResult([process.stderr.strip().splitlines()[-1]], {}) for _ in cases]
+    return [HelmResult(found, made) for found, made in json.loads(process.stdout)]
 
 
 def _output_lines(command: Sequence[str | Path], *, always: bool = False) -> list[str]:
@@ -209,6 +241,14 @@ def _output_lines(command: Sequence[str | Path], *, always: bool = False) -> lis
     return [line for line in (process.stdout + process.stderr).splitlines() if line.strip()]
 
 
-def _run(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-    words = [str(word) for word in command]
-    return subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+def _run(
+    command: Sequence[str | Path], stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )

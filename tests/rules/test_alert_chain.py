@@ -262,8 +262,8 @@ def test_losing_all_decode_replicas_pages_within_a_minute_and_resolves(
             paged_at_s, page = pager.wait_for("/pages", _ALERT, "firing", 2 * _PAGED_WITHIN_S)
         left_at_s = time.monotonic()
         assert page["labels"]["severity"] == "page"
-        assert page["annotations"]["runbook_url"] == f"docs/operations/runbooks/{_ALERT}.md"
-        assert (ROOT / page["annotations"]["runbook_url"]).exists()
+        assert page["annotations"]["runbook"] == f"docs/operations/runbooks/{_ALERT}.md"
+        assert (ROOT / page["annotations"]["runbook"]).exists()
         paged_s = paged_at_s - killer.began_at_s
         say(f"paged {paged_s:.1f} s after the first of {killer.killed} kills")
         assert paged_s < _PAGED_WITHIN_S

@@ -63,7 +63,20 @@ def test_the_module_writes_the_files_it_makes(tmp_path: Path) -> None:
     )
     written = {path.name: path.read_bytes() for path in (tmp_path / "rules").iterdir()}
     assert written == rules.files(runbook_base="https://docs.example/x")
-    assert b'"https://docs.example/x/BatonNoDecode.md"' in written["baton-capacity.yaml"]
+    url = b"runbook_url: https://docs.example/x/BatonNoDecode.md\n"
+    assert url in written["baton-capacity.yaml"]
+
+
+@pytest.mark.parametrize("base", ["docs/operations/runbooks", "", 'https://a"b', "https://"])
+def test_a_base_of_runbooks_that_is_no_url_is_refused(base: str) -> None:
+    with pytest.raises(render.InvalidRunbookBase, match="expected a URL"):
+        rules.files(runbook_base=base)
+
+
+def test_without_a_base_alerts_name_the_page_and_have_no_link() -> None:
+    text = b"".join(rules.files().values())
+    assert b"runbook_url" not in text
+    assert b"runbook: docs/operations/runbooks/BatonNoDecode.md\n" in text
 
 
 def test_what_is_written_is_read_as_it_was_meant() -> None:

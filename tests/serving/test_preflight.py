@@ -239,8 +239,9 @@ def test_weights_on_disk_count(tmp_path: Path) -> None:
     folder.mkdir()
     without = config(tmp_path, f"model.source={folder}")
     before = replica_bytes(without, without.pools["decode"])
-    (folder / "model.safetensors").write_bytes(b"x" * 1000)
-    assert replica_bytes(without, without.pools["decode"]) == before + 1000
+    (folder / "model.safetensors").write_bytes(b"x" * (2**20 + 1))
+    # In whole MiB.
+    assert replica_bytes(without, without.pools["decode"]) == before + 2 * 2**20
 
 
 @pytest.mark.parametrize(

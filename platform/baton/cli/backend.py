@@ -212,7 +212,7 @@ def _dashboard_files() -> Files:
 
 def _rule_files(runbook_base: str | None) -> Files:
     files: Callable[..., Files] = importlib.import_module("baton.telemetry.rules").files
-    return files() if runbook_base is None else files(runbook_base=runbook_base)
+    return files(runbook_base=runbook_base)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,10 +70,11 @@ def prometheus_rule(settings: ManifestSettings) -> str:
         "kind": "PrometheusRule",
         "metadata": metadata(settings.name, settings),
     }
-    return yaml_text(header) + "spec:\n" + indent(rule_groups(), "  ")
+    return yaml_text(header) + "spec:\n" + indent(rule_groups(settings.runbook_base), "  ")
 
 
-def rule_groups() -> str:
+def rule_groups(runbook_base: str | None) -> str:
     """The groups of all rule files, under one key."""
-    texts = (text.decode().partition(_GROUPS)[2] for text in rules.files().values())
+    files = rules.files(runbook_base=runbook_base)
+    texts = (text.decode().partition(_GROUPS)[2] for text in files.values())
     return _GROUPS + "".join(texts)

@@ -23,9 +23,6 @@ FRONT_SHARE: Final = 0.5
 """Of a node's `FRONT_RESOURCE`: two ingresses fit, so that a single node can replace its
 ingress."""
 _MIB: Final = 1024**2
-RAY_MEMORY_MIB: Final = math.ceil(RAY_BYTES / _MIB)
-DEFAULT_ENGINE_BYTES: Final = 4 * 1024**3
-"""Of a node, for engines of unknown size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +56,7 @@ def head_group() -> NodeGroup:
         min=1,
         max=1,
         cpus=0,
-        memory_bytes=_round_up_to_mib(4 * RAY_BYTES),
+        memory_bytes=round_up_to_mib(4 * RAY_BYTES),
         resources={HEAD_RESOURCE: 1},
     )
 
@@ -73,7 +70,7 @@ def front_group(config: DeploymentConfig) -> NodeGroup:
         min=counts.min,
         max=max(counts.min, counts.max),
         cpus=0,
-        memory_bytes=_round_up_to_mib(2 * INGRESS_BYTES + RAY_BYTES),
+        memory_bytes=round_up_to_mib(2 * INGRESS_BYTES + RAY_BYTES),
         resources={FRONT_RESOURCE: 1},
     )
 
@@ -111,11 +108,11 @@ def _pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings)
         cpus=max(1, math.ceil(resources.cpus / nodes)),
         gpus=int(resources.gpus) // nodes,
         nodes_per_replica=nodes,
-        memory_bytes=_round_up_to_mib(memory_bytes) + _round_up_to_mib(RAY_BYTES),
+        memory_bytes=round_up_to_mib(memory_bytes) + round_up_to_mib(RAY_BYTES),
         models_bytes=_downloaded_bytes(config, pool),
         memory_limit_bytes=None
         if memory_limit_bytes is None
-        else _round_up_to_mib(memory_limit_bytes) + _round_up_to_mib(RAY_BYTES),
+        else round_up_to_mib(memory_limit_bytes) + round_up_to_mib(RAY_BYTES),
         # Ray detects the GPUs of a node; its autoscaler needs them before a node exists.
         resources={} if accelerator is None else {f"accelerator_type:{accelerator}": 1},
         labels=_labels_satisfying(pool.placement.labels),
@@ -126,7 +123,7 @@ def _downloaded_bytes(config: DeploymentConfig, pool: PoolConfig) -> int:
     source = config.models[pool.model].source
     if pool.engine.kind is EngineKind.SIM or not is_on_hub(source):
         return 0
-    return _round_up_to_mib(math.ceil(weights_bytes(source) or 0))
+    return round_up_to_mib(math.ceil(weights_bytes(source) or 0))
 
 
 def _labels_satisfying(selectors: Mapping[str, str]) -> dict[str, str]:
@@ -156,5 +153,6 @@ def _nodes_per_replica(name: str, pool: PoolConfig, settings: ManifestSettings) 
     return nodes
 
 
-def _round_up_to_mib(size_bytes: int) -> int:
+def round_up_to_mib(size_bytes: float) -> int:
+    """A size in whole MiB, in bytes."""
     return math.ceil(size_bytes / _MIB) * _MIB

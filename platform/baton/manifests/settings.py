@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from baton.domain.errors import OperatorError
+from baton.telemetry.rules.render import check_runbook_base
 
 _MAX_NAME_LENGTH: Final = 40
 """Names of Kubernetes have 63 characters; suffixes such as `-ingress` need the rest."""
@@ -31,6 +32,8 @@ class ManifestSettings:
     """None: the image of the Dockerfiles, by baton's version."""
     gpus_per_node: int = 8
     """Replicas with more GPUs span nodes. Source: HGX and DGX machines have eight."""
+    runbook_base: str | None = None
+    """URL of a copy of the runbooks, to which alerts link; None: alerts name the page."""
 
     def __post_init__(self) -> None:
         for option, name in (("--name", self.name), ("--namespace", self.namespace)):
@@ -45,6 +48,8 @@ class ManifestSettings:
                 f"got the image {self.image!r}, expected a name such as registry/baton:tag",
                 "give another one with --image, or leave it out for the Dockerfiles' image",
             )
+        if self.runbook_base is not None:
+            check_runbook_base(self.runbook_base)
         if self.gpus_per_node < 1:
             raise CannotExport(
                 f"got {self.gpus_per_node} GPUs of a node, expected one at least",

@@ -25,6 +25,14 @@ _Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder for the files; made where it is missing.")
 ]
 _Force = Annotated[bool, typer.Option("--force", help="Replace existing files that differ, too.")]
+_RunbookBase = Annotated[
+    str | None,
+    typer.Option(
+        "--runbook-base",
+        metavar="URL",
+        help="URL of a copy of the runbooks, to which alerts link; else alerts name the page.",
+    ),
+]
 _MAX_NAMED = 5
 TARGETS = ("kuberay", "helm", "kustomize", "ray", "compose", "systemd", "docker")
 _NEXT_STEPS = {
@@ -68,12 +76,7 @@ def rules(
     context: typer.Context,
     folder: _Folder,
     *,
-    runbook_base: Annotated[
-        str | None,
-        typer.Option(
-            "--runbook-base", metavar="URL", help="Base URL of the runbooks that alerts link to."
-        ),
-    ] = None,
+    runbook_base: _RunbookBase = None,
     force: _Force = False,
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
@@ -109,6 +112,7 @@ def manifests(  # noqa: PLR0913 - each is an option
     gpus_per_node: Annotated[
         int, typer.Option("--gpus-per-node", metavar="COUNT", help="GPUs of the largest node.")
     ] = 8,
+    runbook_base: _RunbookBase = None,
     force: _Force = False,
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
@@ -123,7 +127,11 @@ def manifests(  # noqa: PLR0913 - each is an option
         from baton.manifests.settings import ManifestSettings
 
         settings = ManifestSettings(
-            name=name, namespace=namespace, image=image, gpus_per_node=gpus_per_node
+            name=name,
+            namespace=namespace,
+            image=image,
+            gpus_per_node=gpus_per_node,
+            runbook_base=runbook_base,
         )
         loaded_config = load_files(context, config, sets)
         files = manifest_files(Target(target), loaded_config, settings)

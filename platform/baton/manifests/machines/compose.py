@@ -44,7 +44,8 @@ def compose_files(config: DeploymentConfig, settings: ManifestSettings) -> Mappi
     dashboard_files = {
         name: text for name, text in dashboards.files().items() if name != "prometheus.yml"
     }
-    rule_files = {f"rules/{name}": text for name, text in rules.files().items()}
+    rule_texts = rules.files(runbook_base=settings.runbook_base)
+    rule_files = {f"rules/{name}": text for name, text in rule_texts.items()}
     return {
         "compose.yaml": yaml_text(_compose(config, settings)).encode(),
         "prometheus.yaml": yaml_text(_prometheus_config(config, settings)).encode(),

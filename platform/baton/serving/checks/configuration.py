@@ -38,6 +38,7 @@ from baton.serving.versions import PACKAGES, is_before
 Versions = Mapping[str, str | None]
 _NODE_ID_LABEL = "ray.io/node-id"
 
+_MIB = 1024**2
 _GIB = 1024**3
 RAY_BYTES = int(0.6 * _GIB)
 """Ray, the Serve controller and HAProxy. Source: private memory of an idle cluster, Ray 2.60."""
@@ -47,13 +48,13 @@ for a tokenizer and streams."""
 VLLM_REPLICA_BYTES = int(1.5 * _GIB)
 """A vLLM replica without weights and KV blocks. Source: engines with small models on the CPU are
 1.5 to 2.5 GB resident."""
-_MAX_SHARD_BYTES = 5_000_000_000
+MAX_SHARD_BYTES = 5_000_000_000
 """Of weights on their way to GPUs: workers map one file after the other, and copy tensors out of
 it. Source: vLLM 0.32, weight_utils.py, `safetensors_weights_iterator`, lazy by default;
 huggingface_hub 2.4, serialization/_base.py, `MAX_SHARD_SIZE`, the size of files."""
 SIM_REPLICA_BYTES = int(0.15 * _GIB)
 """A replica with a simulated engine. Source: 80 MB private for an empty replica, Ray 2.60."""
-_DEFAULT_CPU_KV_BYTES = 4 * _GIB
+CPU_KV_BYTES = 4 * _GIB
 """vLLM's default for KV blocks on the CPU."""
 _GROUP_OTHER_BITS = 0o077
 _UCX_DEVICES_VARIABLE = "UCX_NET_DEVICES"
@@ -156,20 +157,18 @@ def replica_bytes(config: DeploymentConfig, pool: PoolConfig, *, hosts: int = 1)
         return pool.resources.memory_bytes
     if pool.engine.kind is EngineKind.SIM:
         return SIM_REPLICA_BYTES
-    model_bytes = weights_bytes(config.models[pool.model].source)
+    known_bytes = weights_bytes(config.models[pool.model].source)
+    # In whole MiB, as a chart's values write it.
+    model_bytes = None if known_bytes is None else math.ceil(known_bytes / _MIB) * _MIB
     if pool.resources.gpus > 0:
         # Weights and KV blocks are on the GPUs; weights pass through the host's memory.
         staging_bytes = (
-            _MAX_SHARD_BYTES if model_bytes is None else min(model_bytes, _MAX_SHARD_BYTES)
+            MAX_SHARD_BYTES if model_bytes is None else min(model_bytes, MAX_SHARD_BYTES)
         )
         offload_bytes = pool.engine.offload.host_memory_bytes or 0
-        return (
-            pool.parallel.workers * VLLM_REPLICA_BYTES
-            + hosts * math.ceil(staging_bytes)
-            + offload_bytes
-        )
-    kv_bytes = pool.engine.kv_cache_bytes or _DEFAULT_CPU_KV_BYTES
-    return VLLM_REPLICA_BYTES + pool.parallel.workers * kv_bytes + math.ceil(model_bytes or 0)
+        return pool.parallel.workers * VLLM_REPLICA_BYTES + hosts * staging_bytes + offload_bytes
+    kv_bytes = pool.engine.kv_cache_bytes or CPU_KV_BYTES
+    return VLLM_REPLICA_BYTES + pool.parallel.workers * kv_bytes + (model_bytes or 0)
 
 
 def _missing_gpus(config: DeploymentConfig, gpus: float) -> tuple[Finding, ...]:

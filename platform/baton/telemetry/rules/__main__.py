@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton.telemetry.rules.render import RUNBOOKS, files
+from baton.telemetry.rules.render import files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,9 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, required=True, metavar="DIR")
     parser.add_argument(
         "--runbook-base",
-        default=RUNBOOKS,
         metavar="URL",
-        help="base URL of the runbooks that alerts link to",
+        help="URL of a copy of the runbooks, to which alerts link",
     )
     args = parser.parse_args(arguments)
     folder: Path = args.write

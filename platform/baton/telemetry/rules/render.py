@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from baton.domain.errors import OperatorError
 from baton.telemetry.rules.capacity import capacity_groups
 from baton.telemetry.rules.control import control_groups
 from baton.telemetry.rules.rule import Alert, Group, Record, Rule
@@ -14,7 +16,8 @@ from baton.telemetry.rules.service import service_groups
 from baton.telemetry.rules.slo import slo_groups
 
 RUNBOOKS: Final = "docs/operations/runbooks"
-"""The default target of alerts' links, within this project."""
+"""The runbooks within this project, which alerts name where no URL of a copy is known."""
+RUNBOOK_BASE_PATTERN: Final = r"https?://[^\s\"'\\]+"
 _HEADER: Final = (
     "# Made by `python -m baton.telemetry.rules --write`: change the code, not this file."
 )
@@ -41,8 +44,35 @@ def records() -> tuple[Record, ...]:
     return tuple(rule for rule in _rules() if isinstance(rule, Record))
 
 
-def files(*, runbook_base: str = RUNBOOKS) -> Mapping[str, bytes]:
-    """The rule files by name; alerts link to pages below `runbook_base`, a path or URL."""
+class InvalidRunbookBase(OperatorError):
+    """A base of links that is no URL."""
+
+
+def check_runbook_base(runbook_base: str) -> None:
+    """Check that alerts can link to pages below it.
+
+    Raises:
+        InvalidRunbookBase: it is no URL.
+    """
+    if not re.fullmatch(RUNBOOK_BASE_PATTERN, runbook_base):
+        raise InvalidRunbookBase(
+            f"--runbook-base: got {runbook_base!r}, expected a URL such as"
+            " https://docs.example.com/runbooks",
+            "give the URL of a copy of docs/operations/runbooks, or leave it out",
+        )
+
+
+def files(*, runbook_base: str | None = None) -> Mapping[str, bytes]:
+    """The rule files by name.
+
+    With the URL `runbook_base`, alerts link to pages below it (`runbook_url`). Without, they name
+    the page within this project (`runbook`).
+
+    Raises:
+        InvalidRunbookBase: it is no URL.
+    """
+    if runbook_base is not None:
+        check_runbook_base(runbook_base)
     return {name: _file_text(file_groups, runbook_base) for name, file_groups in groups().items()}
 
 
@@ -52,7 +82,7 @@ def _rules() -> tuple[Rule, ...]:
     )
 
 
-def _file_text(file_groups: tuple[Group, ...], runbook_base: str) -> bytes:
+def _file_text(file_groups: tuple[Group, ...], runbook_base: str | None) -> bytes:
     file_lines = [_HEADER, "groups:"]
     for group in file_groups:
         file_lines += [f"  - name: {group.name}", f"    interval: {group.interval}", "    rules:"]
@@ -61,7 +91,7 @@ def _file_text(file_groups: tuple[Group, ...], runbook_base: str) -> bytes:
     return ("\n".join(file_lines) + "\n").encode()
 
 
-def _rule_lines(rule: Rule, runbook_base: str) -> Iterator[str]:
+def _rule_lines(rule: Rule, runbook_base: str | None) -> Iterator[str]:
     if isinstance(rule, Record):
         yield f"- record: {rule.name}"
         yield from _expr_lines(rule.expr)
@@ -74,8 +104,10 @@ def _rule_lines(rule: Rule, runbook_base: str) -> Iterator[str]:
     yield "  annotations:"
     yield from _folded_scalar("summary", rule.summary)
     yield from _folded_scalar("description", rule.description)
-    base = runbook_base.rstrip("/")
-    yield f"    runbook_url: {json.dumps(f'{base}/{rule.name}.md')}"
+    if runbook_base is None:
+        yield f"    runbook: {RUNBOOKS}/{rule.name}.md"
+    else:
+        yield f"    runbook_url: {runbook_base.rstrip('/')}/{rule.name}.md"
 
 
 def _label_lines(labels: Mapping[str, str]) -> Iterator[str]:

@@ -1,9 +1,11 @@
 {{/* Fails where baton refuses to export, and where this chart was exported for something else. */}}
 {{- define "baton.checks" -}}
-{{- $checks := .Files.Get "files/checks.yaml" | fromYaml -}}
+{{- $checks := .Files.Get "files/export.yaml" | fromYaml -}}
 {{- include "baton.checkExported" (dict "config" .Values.config "exported" $checks.exported) -}}
 {{- include "baton.checkPorts" (dict "values" .Values "taken" $checks.taken) -}}
-{{- include "baton.checkPools" .Values.config -}}
+{{- include "baton.checkNames" . -}}
+{{- include "baton.checkPools" .Values -}}
+{{- include "baton.checkEnvironment" .Values -}}
 {{- include "baton.checkSecrets" .Values.config -}}
 {{- end }}
 
@@ -23,7 +25,7 @@
 {{/* The processes of one pod share its ports. Wants: values, taken. */}}
 {{- define "baton.checkPorts" -}}
 {{- $ports := dict "server.port" .values.config.server.port -}}
-{{- if .values.console -}}
+{{- if include "baton.token" (dict "Values" .values) -}}
 {{- $_ := set $ports "observability.metrics.port" .values.config.observability.metrics.port -}}
 {{- end -}}
 {{- range $key, $port := $ports -}}
@@ -41,9 +43,31 @@
 {{- end -}}
 {{- end }}
 
-{{/* Groups of nodes are called as pools are. Wants: the configuration. */}}
+{{/* Names of objects are longer than the deployment's, and Kubernetes limits them. */}}
+{{- define "baton.checkNames" -}}
+{{- $name := include "baton.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) -}}
+{{- fail (printf "the deployment's name: got %q, expected lower-case letters, digits and '-', 40 at most: set fullnameOverride" $name) -}}
+{{- end -}}
+{{- end }}
+
+{{/* Each variable has one place. Wants: the values. */}}
+{{- define "baton.checkEnvironment" -}}
+{{- range .extraEnv -}}
+{{- if or (hasKey $.environment .name) (eq .name "HF_TOKEN") -}}
+{{- fail (printf "extraEnv: got %s, which pods have already: change it in environment, HF_TOKEN in its secret" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Groups of nodes are called as pools are. Wants: the values. */}}
 {{- define "baton.checkPools" -}}
-{{- range $name, $_ := .pools -}}
+{{- range $name, $_ := .scheduling.pools -}}
+{{- if not (hasKey (default dict $.config.pools) $name) -}}
+{{- fail (printf "scheduling.pools.%s: got no such pool, expected one of config.pools: %s" $name (keys (default dict $.config.pools) | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $_ := .config.pools -}}
 {{- if or (contains "_" $name) (has $name (list "head" "ingress" "controller")) -}}
 {{- fail (printf "config.pools.%s: groups of nodes can be called so in no cluster: use '-' for '_', and no pool 'head', 'ingress' or 'controller'" $name) -}}
 {{- end -}}

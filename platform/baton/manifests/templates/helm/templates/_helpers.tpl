@@ -1,17 +1,41 @@
-{{/* By which services, policies and monitors find the pods of a group. */}}
-{{- define "baton.podLabels" -}}
-app.kubernetes.io/name: baton
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-baton/group: {{ .group }}
+{{/* The deployment's name: the prefix of every object's name. */}}
+{{- define "baton.fullname" -}}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
+{{- else if .Values.nameOverride }}{{ .Release.Name }}-{{ .Values.nameOverride }}
+{{- else }}{{ .Release.Name }}{{ end -}}
 {{- end }}
 
 {{- define "baton.labels" -}}
-app.kubernetes.io/name: baton
+app.kubernetes.io/name: {{ default "baton" .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* A size as the configuration writes it, in whole MiB. */}}
-{{- define "baton.mib" -}}
+{{/* By which services, policies and monitors find the pods of a group. */}}
+{{- define "baton.podLabels" -}}
+{{ include "baton.labels" .root }}
+baton/group: {{ .group }}
+{{- end }}
+
+{{- define "baton.image" -}}
+{{- .Values.image.repository }}{{ with .Values.image.tag }}:{{ . }}{{ end }}{{ with .Values.image.digest }}@{{ . }}{{ end -}}
+{{- end }}
+
+{{/* The service account of all pods; empty where KubeRay makes one for the head alone. */}}
+{{- define "baton.serviceAccount" -}}
+{{- with .Values.serviceAccount -}}
+{{- if .name }}{{ .name }}{{ else if .create }}{{ include "baton.fullname" $ }}{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Says something where metrics or console are served, which a token protects. */}}
+{{- define "baton.token" -}}
+{{- with .Values.config.observability -}}
+{{- if or .metrics.enabled .console.enabled }}yes{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* A size as the configuration writes it, in bytes. */}}
+{{- define "baton.bytes" -}}
 {{- $binary := dict "B" 1 "KiB" 1024 "MiB" 1048576 "GiB" 1073741824 "TiB" 1099511627776 -}}
 {{- $decimal := dict "kB" 1000 "KB" 1000 "MB" 1000000 "GB" 1000000000 "TB" 1000000000000 -}}
 {{- $bytes := merge $binary $decimal -}}
@@ -21,7 +45,77 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if not (and (hasKey $bytes $unit) (regexMatch "^[0-9]+([.][0-9]+)?$" $number)) -}}
 {{- fail (printf "got %q, expected a size such as 512KiB, 4MiB or 1GB" $text) -}}
 {{- end -}}
-{{- divf (mulf ($number | float64) (get $bytes $unit)) 1048576 | ceil | int -}}
+{{- mulf ($number | float64) (get $bytes $unit) | ceil | int64 -}}
+{{- end }}
+
+{{/* The same, in whole MiB. */}}
+{{- define "baton.mib" -}}
+{{- divf (include "baton.bytes" . | float64) 1048576 | ceil | int64 -}}
+{{- end }}
+
+{{/* Main memory of each node of a replica, in MiB, as `replica_bytes` of baton has it. Wants: root, pool, model, gpus, hosts. */}}
+{{- define "baton.memory" -}}
+{{- $bytes := (.root.Files.Get "files/export.yaml" | fromYaml).bytes -}}
+{{- $engine := include "baton.engine" . | fromYaml -}}
+{{- $parallel := default dict .pool.parallel -}}
+{{- $workers := mul (dig "tp" 1 $parallel) (dig "pp" 1 $parallel) -}}
+{{- $weights := get .root.Values.memory.weights (include "baton.source" .) -}}
+{{- $all := 0 -}}
+{{- if eq (dig "kind" "vllm" $engine) "sim" -}}
+{{- $all = int64 $bytes.simulated -}}
+{{- else if .gpus -}}
+{{- $staging := int64 $bytes.shard -}}
+{{- with $weights }}{{ $staging = min $staging (include "baton.bytes" . | int64) }}{{ end -}}
+{{- $all = add (mul $workers (int64 $bytes.worker)) (mul .hosts $staging) -}}
+{{- with dig "offload" "host_memory" "" $engine }}{{ $all = add $all (include "baton.bytes" . | int64) }}{{ end -}}
+{{- else -}}
+{{- $cache := int64 $bytes.cpuKv -}}
+{{- with $engine.kv_cache }}{{ $cache = include "baton.bytes" . | int64 }}{{ end -}}
+{{- $all = add (int64 $bytes.worker) (mul $workers $cache) -}}
+{{- with $weights }}{{ $all = add $all (include "baton.bytes" . | int64) }}{{ end -}}
+{{- end -}}
+{{- with .pool.resources }}{{ with .memory }}{{ $all = include "baton.bytes" . | int64 }}{{ end }}{{ end -}}
+{{- add (divf (float64 $all) .hosts 1048576 | ceil) (divf $bytes.ray 1048576 | ceil) -}}
+{{- end }}
+
+{{/* Where a model comes from. Wants: root, model. */}}
+{{- define "baton.source" -}}
+{{- dig .model "source" "" (default dict .root.Values.config.models) -}}
+{{- end }}
+
+{{/* Engine options of a pool: its own, over those of its model; YAML. Wants: root, pool, model. */}}
+{{- define "baton.engine" -}}
+{{- $model := dig .model dict (default dict .root.Values.config.models) -}}
+{{- merge (deepCopy (default dict .pool.engine)) (default dict $model.engine) | toYaml -}}
+{{- end }}
+
+{{/* The disk for a pool's model where each pod downloads it; empty: none, or unknown. Wants: root, pool, model. */}}
+{{- define "baton.download" -}}
+{{- $cache := include "baton.cache" .root | fromYaml -}}
+{{- $simulated := eq (dig "kind" "vllm" (include "baton.engine" . | fromYaml)) "sim" -}}
+{{- $source := include "baton.source" . -}}
+{{- $store := regexMatch "^(?i:s3|gs|az)://" $source -}}
+{{- $path := or (regexMatch "^[./~]" $source) (and (not (contains "://" $source)) (gt (len (splitList "/" $source)) 2)) -}}
+{{- if not (or $simulated $store $path (eq $source "tiny") $cache.path (include "baton.claim" .root)) -}}
+{{- with get .root.Values.memory.weights $source }}{{ include "baton.mib" . }}{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Where pods of a group may run: nodeSelector, tolerations, affinity; YAML. Wants: root, group, role, gpu. */}}
+{{- define "baton.scheduling" -}}
+{{- $scheduling := .root.Values.scheduling -}}
+{{- $sources := list -}}
+{{- if .gpu }}{{ $sources = append $sources .root.Values.gpu }}{{ end -}}
+{{- $sources = append $sources (get $scheduling .role) -}}
+{{- with get $scheduling.pools .group }}{{ $sources = append $sources . }}{{ end -}}
+{{- $found := dict "nodeSelector" dict "tolerations" list "affinity" dict -}}
+{{- range $sources -}}
+{{- $_ := mergeOverwrite $found.nodeSelector (default dict .nodeSelector) -}}
+{{- $_ := set $found "tolerations" (concat $found.tolerations (default list .tolerations)) -}}
+{{- with .affinity }}{{ $_ := set $found "affinity" . }}{{ end -}}
+{{- end -}}
+{{- range $key, $value := $found }}{{ if not $value }}{{ $_ := unset $found $key }}{{ end }}{{ end -}}
+{{- with $found }}{{ toYaml . }}{{ end -}}
 {{- end }}
 
 {{/* Labels of a node that the selectors of a pool choose: a value that each of them wants. */}}
@@ -35,13 +129,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- with $found }}{{ toYaml . }}{{ end -}}
 {{- end }}
 
-{{/* Says something where pods need the secret of keys: where a tenant has some, or it is asked for. */}}
+{{/* Says something where a tenant has keys, so that pods need their secret. */}}
 {{- define "baton.keys" -}}
-{{- $found := .Values.keys -}}
 {{- range $_, $tenant := .Values.config.tenants -}}
-{{- if (default dict $tenant).keys_file }}{{ $found = true }}{{ end -}}
+{{- if (default dict $tenant).keys_file }}yes{{ end -}}
 {{- end -}}
-{{- if $found }}yes{{ end -}}
 {{- end }}
 
 {{/* The probe by which a node's raylet is known to live. */}}
@@ -60,14 +152,17 @@ timeoutSeconds: 5
 {{/* The claim by which pods share their models; empty where they have none. */}}
 {{- define "baton.claim" -}}
 {{- $cache := include "baton.cache" . | fromYaml -}}
-{{- if $cache.size }}{{ .Release.Name }}-models
-{{- else }}{{ with coalesce $cache.claim .Values.models.claim }}{{ . }}{{ end }}{{ end -}}
+{{- if $cache.size }}{{ include "baton.fullname" . }}-models
+{{- else }}{{ with $cache.claim }}{{ . }}{{ end }}{{ end -}}
 {{- end }}
 
-{{/* A pod. Wants: root, group, front (bool), requests, limits (YAML texts), rdma (bool). */}}
+{{/* A pod. Wants: root, group, role (head, ingress or a pool's), gpu, rdma (bools), resources. */}}
 {{- define "baton.pod" -}}
 {{- $values := .root.Values -}}
-{{- $head := eq .group "head" -}}
+{{- $head := eq .role "head" -}}
+{{- $front := eq .role "ingress" -}}
+{{- $name := include "baton.fullname" .root -}}
+{{- $token := include "baton.token" .root -}}
 {{- $keys := include "baton.keys" .root -}}
 {{- $cache := include "baton.cache" .root | fromYaml -}}
 {{- $claim := include "baton.claim" .root -}}
@@ -79,15 +174,13 @@ spec:
   terminationGracePeriodSeconds: 60
   {{- end }}
   securityContext: {{- toYaml $values.podSecurityContext | nindent 4 }}
-  {{- if .gpu }}
-  {{- with $values.gpu.nodeSelector }}
-  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- with include "baton.serviceAccount" .root }}
+  serviceAccountName: {{ . }}
   {{- end }}
-  {{- with $values.gpu.tolerations }}
-  tolerations: {{- toYaml . | nindent 4 }}
+  {{- with include "baton.scheduling" . }}
+  {{- . | nindent 2 }}
   {{- end }}
-  {{- end }}
-  {{- if .front }}
+  {{- if $front }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
@@ -95,12 +188,15 @@ spec:
       labelSelector:
         matchLabels: {{- include "baton.podLabels" . | nindent 10 }}
   {{- end }}
-  {{- with $values.imagePullSecrets }}
+  {{- with $values.image.pullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
   {{- end }}
   containers:
     - name: {{ ternary "ray-head" "ray-worker" $head }}
-      image: {{ $values.image | quote }}
+      image: {{ include "baton.image" .root | quote }}
+      {{- with $values.image.pullPolicy }}
+      imagePullPolicy: {{ . }}
+      {{- end }}
       env:
         {{- range $name, $value := $values.environment }}
         - name: {{ $name }}
@@ -109,12 +205,15 @@ spec:
         - name: HF_TOKEN
           valueFrom:
             secretKeyRef:
-              name: {{ .root.Release.Name }}-hub
+              name: {{ $name }}-hub
               key: token
               optional: true
+        {{- with $values.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       envFrom:
         - secretRef:
-            name: {{ .root.Release.Name }}-environment
+            name: {{ $name }}-environment
             optional: true
       ports:
         - name: metrics
@@ -126,12 +225,12 @@ spec:
           containerPort: 8265
         - name: client
           containerPort: 10001
-        {{- if $values.console }}
+        {{- if $token }}
         - name: observe
           containerPort: {{ $values.config.observability.metrics.port }}
         {{- end }}
         {{- end }}
-        {{- if .front }}
+        {{- if $front }}
         - name: api
           containerPort: {{ $values.config.server.port }}
         {{- end }}
@@ -147,7 +246,7 @@ spec:
         failureThreshold: 30
       livenessProbe: {{- include "baton.alive" .root | nindent 8 }}
         failureThreshold: 6
-      {{- if .front }}
+      {{- if $front }}
       readinessProbe:
         httpGet:
           path: /-/healthz
@@ -169,7 +268,7 @@ spec:
           mountPath: /etc/baton/keys
           readOnly: true
         {{- end }}
-        {{- if $values.console }}
+        {{- if $token }}
         - name: console
           mountPath: /etc/baton/console
           readOnly: true
@@ -192,13 +291,13 @@ spec:
     {{- if $keys }}
     - name: keys
       secret:
-        secretName: {{ .root.Release.Name }}-keys
+        secretName: {{ $name }}-keys
         defaultMode: 288
     {{- end }}
-    {{- if $values.console }}
+    {{- if $token }}
     - name: console
       secret:
-        secretName: {{ .root.Release.Name }}-console
+        secretName: {{ $name }}-console
         defaultMode: 288
     {{- end }}
 {{- end }}
