@@ -12,11 +12,9 @@ from baton.serving.controller.deployment import (
     ClockStepGuard,
     ControllerMetrics,
     ControllerService,
-    EndedReplicas,
     HeapTrimmer,
     ReportAges,
 )
-from baton.serving.ray.serve_control import EndedReplica
 from baton.serving.scaling.loop import ScalingLoop
 from baton.serving.scaling.ports import TickInputs
 from baton.telemetry import catalogue as c
@@ -264,23 +262,3 @@ async def test_what_failed_is_tried_again() -> None:
         await machine.turn(step_s=-HOUR_S)
     machine.fails = False
     assert await machine.turn() == 1
-
-
-async def test_ray_is_asked_for_ended_replicas_at_intervals_and_may_fail() -> None:
-    now_s, asked = [1000.0], 0
-    ended = EndedReplica(
-        replica_id="decode-a", ended_at_s=990.0, detail="its node has died", is_abnormal=True
-    )
-
-    def look_up() -> list[EndedReplica]:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            raise ConnectionError("no store")
-        return [ended]
-
-    replicas = EndedReplicas(look_up, now_s=lambda: now_s[0])
-    for at_s, age_s, calls in ((1000.0, 10.0, 1), (1004.0, 14.0, 1), (1006.0, 16.0, 2)):
-        now_s[0] = at_s
-        (row,) = await replicas.rows()
-        assert (row["replica_id"], row["age_s"], asked) == ("decode-a", age_s, calls)

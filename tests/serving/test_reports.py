@@ -203,9 +203,8 @@ def loss(replica_id: str, age_s: float, reason: str = "disconnected", detail: st
     return {"replica_id": replica_id, "age_s": age_s, "reason": reason, "detail": detail}
 
 
-def end(replica_id: str, age_s: float, detail: str, *, is_abnormal: bool) -> Row:
-    row = {"replica_id": replica_id, "age_s": age_s, "detail": detail}
-    return row | {"is_abnormal": is_abnormal}
+def process(replica_id: str, age_s: float, detail: str) -> Row:
+    return {"replica_id": replica_id, "age_s": age_s, "detail": detail}
 
 
 def test_a_loss_is_told_once_with_when_it_was_noticed_first_and_how_it_ended() -> None:
@@ -214,14 +213,10 @@ def test_a_loss_is_told_once_with_when_it_was_noticed_first_and_how_it_ended() -
         {"losses": [loss("a", 9.5), loss("c", 2.0, "engine_dead", "signal SIGKILL")]},
         {},
     ]
-    ended = [
-        end("a", 9.6, "its node has died", is_abnormal=True),
-        end("b", 3.0, "Ray Serve has ended its process", is_abnormal=False),
-    ]
-    rows = merge_losses(ingresses, ended)
+    rows = merge_losses(ingresses, [process("a", 9.6, "its node has died")])
     assert [(row["replica_id"], row["age_s"], row["detail"]) for row in rows] == [
         ("a", 9.5, "its connection broke; its node has died"),
-        ("b", 4.0, "it sent no heartbeat; Ray Serve has ended its process"),
+        ("b", 4.0, "it sent no heartbeat"),
         ("c", 2.0, "signal SIGKILL"),
     ]
 
@@ -239,18 +234,14 @@ def test_of_a_replica_that_was_lost_twice_the_last_time_counts() -> None:
 def test_a_replica_that_is_connected_again_is_told_apart_from_one_that_has_ended() -> None:
     replicas: list[Row] = [{"replica_id": "a"}, {"replica_id": "b"}]
     lost = [loss("a", 9.0, "unresponsive"), loss("b", 4.0, "unresponsive")]
-    ended = [end("b", 3.0, "its node has died", is_abnormal=True)]
+    ended = [process("b", 3.0, "its node has died")]
     first, second = merge_losses([{"losses": lost, "replicas": replicas}], ended)
     assert first["detail"] == "it sent no heartbeat; it is connected again"
     assert second["detail"] == "it sent no heartbeat; its node has died"
 
 
-def test_a_loss_that_no_ingress_has_noticed_is_told_and_an_ordered_stop_is_not() -> None:
-    ended = [
-        end("ingress-x", 5.0, "its node has died", is_abnormal=True),
-        end("decode-y", 3.0, "Ray Serve has ended its process", is_abnormal=False),
-    ]
-    (row,) = merge_losses([], ended)
+def test_a_loss_that_no_ingress_has_noticed_is_told() -> None:
+    (row,) = merge_losses([], [process("ingress-x", 5.0, "its node has died")])
     assert (row["replica_id"], row["reason"]) == ("ingress-x", "died")
 
 

@@ -18,10 +18,8 @@ from baton.serving.ray.membership import Member
 from baton.serving.ray.serve_control import (
     DeploymentState,
     _failure_reason,
-    death_kind,
     deployment_replicas,
     deployment_state,
-    ended_replicas,
 )
 from baton.serving.shared.names import INGRESS, METRICS_ADDRESS, REPLICA_ID
 from baton.telemetry.catalogue import CATALOGUE, Component
@@ -263,55 +261,3 @@ def test_no_label_of_a_target_hides_one_of_a_metric_that_comes_from_there() -> N
             for label in metric.labels
         }
         assert not own & target.keys()
-
-
-def _death(kind: str) -> object:
-    from ray.core.generated.common_pb2 import ActorDeathCause
-
-    cause = ActorDeathCause()
-    if kind == "oom":
-        cause.oom_context.error_message = "the node runs low on memory"
-    elif kind in {"NODE_DIED", "RAY_KILL"}:
-        reasons = cause.actor_died_error_context.DESCRIPTOR.enum_types_by_name["Reason"]
-        cause.actor_died_error_context.reason = reasons.values_by_name[kind].number
-    else:
-        cause.actor_died_error_context.error_message = (
-            f"The actor is dead because its worker process has died. Worker exit type: {kind}"
-            " Worker exit detail: Worker unexpectedly exits with a connection error code 2."
-        )
-    return cause
-
-
-@pytest.mark.parametrize(
-    ("death", "kind"),
-    [
-        ("SYSTEM_ERROR", "SYSTEM_ERROR"),
-        ("INTENDED_USER_EXIT", "INTENDED_USER_EXIT"),
-        ("oom", "NODE_OUT_OF_MEMORY"),
-        ("NODE_DIED", "NODE_DIED"),
-        ("RAY_KILL", "RAY_KILL"),
-    ],
-)
-def test_how_a_replica_died_is_read_from_what_ray_keeps_of_it(death: str, kind: str) -> None:
-    assert death_kind(_death(death)) == kind
-
-
-def test_the_last_replicas_that_ended_are_told_by_their_ids(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from ray._private.state import state
-
-    def actor(name: str, end_ms: int, death: str) -> dict[str, object]:
-        return {"Name": name, "EndTime": end_ms, "DeathCause": _death(death)}
-
-    table = {
-        "1": actor("SERVE_REPLICA::baton#decode#b2", 2000, "SYSTEM_ERROR"),
-        "2": actor("SERVE_REPLICA::baton#prefill#a1", 1000, "RAY_KILL"),
-        "3": actor("SERVE_REPLICA::other#decode#c3", 1000, "SYSTEM_ERROR"),
-        "4": actor("", 1000, "SYSTEM_ERROR"),
-    }
-    monkeypatch.setattr(state, "actor_table", lambda *_: table)
-    first, second = ended_replicas("baton")
-    assert (first.replica_id, first.ended_at_s, first.is_abnormal) == ("prefill-a1", 1.0, False)
-    assert (second.replica_id, second.is_abnormal) == ("decode-b2", True)
-    assert "killed by a signal" in second.detail

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 
@@ -50,7 +49,13 @@ from baton.serving.http.metrics_endpoint import MetricsRenderer
 from baton.serving.ray.grpc_port import bind_grpc_to_node
 from baton.serving.ray.membership import Member, Membership
 from baton.serving.ray.packing import pack
-from baton.serving.ray.serve_control import EndedReplica, call_all, ended_replicas
+from baton.serving.ray.replica_losses import (
+    ReplicaLoss,
+    dead_actors,
+    local_last_words,
+    replica_losses,
+)
+from baton.serving.ray.serve_control import call_all
 from baton.serving.scaling.loop import ScalingLoop
 from baton.serving.scaling.plan import observer_options, scaling_plan
 from baton.serving.scaling.ports import TickInputs
@@ -83,8 +88,8 @@ _MEMBER_FIELDS = ("replica_id", "pool", "role", "link", "pid")
 _FIRST_VIEW_TIMEOUT_S = 10.0
 _HEAP_TRIM_INTERVAL_S = 60.0
 Json = dict[str, object]
-_ENDED_INTERVAL_S = 5.0
-_ENDED_TIMEOUT_S = 2.0
+_LOSSES_TIMEOUT_S = 2.0
+_LOSSES_AGE_S = 5.0
 _MIN_CLOCK_STEP_S = 10.0
 """Serve's health checks are seconds apart, so smaller steps do no harm."""
 
@@ -96,9 +101,21 @@ class ControllerService:
     cluster's store. While it is down, pools and quotas stay as they are.
     """
 
-    def __init__(self, config: DeploymentConfig, *, app: str, name: str) -> None:
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        *,
+        app: str,
+        name: str,
+        find_losses: Callable[[], tuple[ReplicaLoss, ...]] | None = None,
+    ) -> None:
         self._config = config
         self._clock = MonotonicClock()
+        self._losses = RecentLosses(
+            find_losses or partial(_find_losses, app, (*config.pools, INGRESS)),
+            clock=self._clock,
+            wall_now_s=unix_time_s,
+        )
         self._started_at_s = time.monotonic()
         self._code_version = code_version()
         self._members_known = asyncio.Event()
@@ -214,6 +231,7 @@ class ControllerService:
             **self._service_levels(),
             "autoscaler": self._autoscaler_status(),
             "adapters": self.adapters.rows(),
+            "process_losses": await self._losses.rows(),
         }
 
     async def scale(self, pool: str, replicas: int | None, for_s: float | None) -> Json:
@@ -321,6 +339,65 @@ class ControllerService:
         return self._config.admission.cold_start_timeout_s if scales_to_zero else None
 
 
+def _find_losses(app: str, pools: tuple[str, ...]) -> tuple[ReplicaLoss, ...]:
+    """The losses of the connected cluster; blocks for milliseconds."""
+    from baton.serving.ray.context import logs_folder, node_address
+
+    last_words = local_last_words(logs_folder(), node_address())
+    return replica_losses(dead_actors(), app=app, pools=pools, last_words=last_words)
+
+
+class RecentLosses:
+    """Replicas whose processes ended by themselves; Ray is asked every few seconds at most."""
+
+    def __init__(
+        self,
+        find: Callable[[], tuple[ReplicaLoss, ...]],
+        *,
+        clock: Clock,
+        wall_now_s: Callable[[], float],
+        timeout_s: float = _LOSSES_TIMEOUT_S,
+    ) -> None:
+        self._find = find
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._wall_now_s = wall_now_s
+        self._found: tuple[ReplicaLoss, ...] = ()
+        self._pending: asyncio.Future[tuple[ReplicaLoss, ...]] | None = None
+        self._due_at_s = float("-inf")
+
+    async def rows(self) -> list[Json]:
+        """The newest losses, newest first; those of the last answer while Ray does not answer."""
+        now_s = self._clock.now_s()
+        if self._pending is None and now_s >= self._due_at_s:
+            self._due_at_s = now_s + _LOSSES_AGE_S
+            self._pending = asyncio.ensure_future(asyncio.to_thread(self._find))
+        if self._pending is not None:
+            await asyncio.wait([self._pending], timeout=self._timeout_s)
+            self._accept(self._pending)
+        return [
+            {
+                "replica_id": loss.replica_id,
+                "pool": loss.pool,
+                "node": loss.node,
+                "pid": loss.pid,
+                "age_s": round(max(0.0, self._wall_now_s() - loss.ended_at_s), 1),
+                "detail": loss.how,
+            }
+            for loss in self._found
+        ]
+
+    def _accept(self, pending: asyncio.Future[tuple[ReplicaLoss, ...]]) -> None:
+        if not pending.done() or pending is not self._pending:
+            return  # one question at a time: while Ray's store is away, each holds a thread
+        self._pending = None
+        if (error := pending.exception()) is None:
+            self._found = pending.result()
+        else:
+            fields = {"reason": f"{type(error).__name__}: {error}"}
+            log_event(_LOGGER, logging.WARNING, "losses_unknown", fields)
+
+
 class HeapTrimmer:
     """Returns free heap memory to the system at intervals. A `TickListener`."""
 
@@ -365,7 +442,6 @@ class Controller:
         self._http = controller_http(
             self._service, self._config_participant, app=app_name(), node=node_address()
         )
-        self._ended = EndedReplicas(partial(ended_replicas, app_name()), now_s=unix_time_s)
         await self._service.start()
         self._config_participant.follow(generations)
         await self._http.start()
@@ -374,8 +450,7 @@ class Controller:
     async def status(self) -> bytes:
         """See `ControllerService.status`, with the configuration's generation; packed."""
         status = await full_status(self._service, self._config_participant)
-        ended = await self._ended.rows()
-        return pack({**status, "observability": self._http.status(), "ended": ended})
+        return pack({**status, "observability": self._http.status()})
 
     async def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Json:
         """See `ControllerService.scale`."""
@@ -457,39 +532,6 @@ def _refusal_json(refusal: AdapterRejection | None) -> Json | None:
 def _member_row(member: Member) -> Json:
     row = {name: member.metadata[name] for name in _MEMBER_FIELDS if name in member.metadata}
     return {"node": member.node_ip} | row
-
-
-class EndedReplicas:
-    """How the last replicas that are gone have ended; asks Ray at most every few seconds."""
-
-    def __init__(
-        self, look_up: Callable[[], Sequence[EndedReplica]], *, now_s: Callable[[], float]
-    ) -> None:
-        self._look_up = look_up
-        self._now_s = now_s
-        self._ended: Sequence[EndedReplica] = ()
-        self._asked_at_s = -math.inf
-
-    async def rows(self) -> list[Json]:
-        """One per replica, with its age; without an answer of Ray those of the last answer."""
-        now_s = self._now_s()
-        if not 0 <= now_s - self._asked_at_s < _ENDED_INTERVAL_S:
-            self._asked_at_s = now_s
-            try:
-                async with asyncio.timeout(_ENDED_TIMEOUT_S):
-                    self._ended = await asyncio.to_thread(self._look_up)
-            except Exception as error:  # noqa: BLE001 - a boundary: it is not worth the status
-                fields = {"reason": f"{type(error).__name__}: {error}"}
-                log_event(_LOGGER, logging.WARNING, "ended_replicas_unknown", fields)
-        return [
-            {
-                "replica_id": replica.replica_id,
-                "age_s": round(max(0.0, now_s - replica.ended_at_s), 1),
-                "detail": replica.detail,
-                "is_abnormal": replica.is_abnormal,
-            }
-            for replica in self._ended
-        ]
 
 
 class ClockStepGuard:

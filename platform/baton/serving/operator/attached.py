@@ -62,9 +62,9 @@ class AttachedCluster:
         for controller_answer in controller_answers[:1]:
             report |= cast("dict[str, object]", controller_answer)
         rows = cast("list[Report]", ingresses)
-        ended = cast("list[Report]", report.pop("ended", []))
+        processes = cast("list[Report]", report.pop("process_losses", []))
         return report | {
-            "losses": merge_losses(rows, ended),
+            "losses": merge_losses(rows, processes),
             "rejections": merge_rejections(rows),
             "ingresses": ingresses,
         }

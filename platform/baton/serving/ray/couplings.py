@@ -179,6 +179,16 @@ AUTOSCALER: Final = Patch(
     ),
     fallback="baton finds no autoscaler, and refuses to start on too few nodes",
 )
+LOSSES: Final = Patch(
+    name="table of dead actors",
+    target=_ray("_private.state.state", "core.generated.common_pb2.ActorDiedErrorContext"),
+    guard=has(
+        "ray._private.state:state.actor_table",
+        "ray.core.generated.common_pb2:ActorDiedErrorContext.NODE_DIED",
+        "ray.core.generated.common_pb2:ActorDiedErrorContext.WORKER_DIED",
+    ),
+    fallback="nobody is told how a replica ended",
+)
 LOGS: Final = Patch(
     name="folder of logs",
     target=_ray("_private.worker._global_node", "_private.node.Node.get_logs_dir_path"),
@@ -207,6 +217,7 @@ PATCHES: Final = (
     MESSAGES,
     STORE,
     AUTOSCALER,
+    LOSSES,
     LOGS,
     HAPROXY_TEMPLATE,
 )

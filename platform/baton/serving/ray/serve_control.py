@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -19,23 +17,6 @@ _LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.05
 _RUNNING_STATES = frozenset({"RUNNING", "UPDATING", "PENDING_MIGRATION", "RECOVERING"})
 """States of a replica that has been started and not been told to stop."""
-_KEPT_ENDS = 32
-_KILLED = "its process was killed by a signal, perhaps for lack of memory, or has crashed"
-_DEATHS: Mapping[str, tuple[str, bool]] = MappingProxyType(
-    {
-        "SYSTEM_ERROR": (_KILLED, True),
-        "NODE_OUT_OF_MEMORY": ("Ray has killed its process, for its node is short of memory", True),
-        "NODE_DIED": ("its node has died", True),
-        "USER_ERROR": ("its process ended with an exception", True),
-        "RAY_KILL": ("Ray Serve has ended its process", False),
-        "INTENDED_SYSTEM_EXIT": ("Ray has ended its process", False),
-        "INTENDED_USER_EXIT": ("its process has exited by itself", False),
-        "OUT_OF_SCOPE": ("Ray Serve has ended its process", False),
-        "REF_DELETED": ("Ray Serve has ended its process", False),
-        "OWNER_DIED": ("Ray has ended its process, for its owner has died", True),
-    }
-)
-"""How a replica has ended, and whether that was a loss, by Ray's exit type or reason (2.60)."""
 _FAILED_STATUSES = {"UNHEALTHY", "DEPLOY_FAILED"}
 _REPLICA_LOST = "HEALTH_CHECK_FAILED"
 """The trigger of a deployment that lost a replica after it was ready."""
@@ -245,60 +226,6 @@ def stop_serve(timeout_s: float) -> bool:
     except ray.exceptions.RayError as error:
         _LOGGER.warning("Ray Serve did not stop by itself: %s", error)
     return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedReplica:
-    """The process of a replica that has ended, as Ray knows it."""
-
-    replica_id: str
-    ended_at_s: float
-    """In seconds since 1970."""
-    detail: str
-    """How it ended."""
-    is_abnormal: bool
-    """Whether neither Serve nor itself has ended it."""
-
-
-def ended_replicas(app: str) -> list[EndedReplica]:
-    """The last processes of replicas that have ended, of any deployment; blocks for milliseconds.
-
-    Ray keeps no exit code: of a process that was killed or has crashed it knows no more.
-    """
-    from ray._private.state import state
-
-    prefix = f"SERVE_REPLICA::{app}#"
-    ended = sorted(
-        (actor for actor in state.actor_table(None, None, "DEAD").values()),
-        key=lambda actor: int(actor["EndTime"]),
-    )
-    named = [actor for actor in ended if str(actor["Name"]).startswith(prefix)]
-    return [_ended_replica(actor, prefix) for actor in named[-_KEPT_ENDS:]]
-
-
-def _ended_replica(actor: Mapping[str, Any], prefix: str) -> EndedReplica:
-    deployment, _, unique_id = str(actor["Name"]).removeprefix(prefix).partition("#")
-    kind = death_kind(actor["DeathCause"])
-    detail, is_abnormal = _DEATHS.get(kind, (f"Ray says {kind}", True))
-    return EndedReplica(
-        replica_id=f"{deployment}-{unique_id}",
-        ended_at_s=int(actor["EndTime"]) / 1000.0,
-        detail=detail,
-        is_abnormal=is_abnormal,
-    )
-
-
-def death_kind(cause: Any) -> str:  # noqa: ANN401 - Ray's message
-    """The kind of an actor's death: Ray's exit type of its process, or its reason."""
-    if cause.HasField("oom_context"):
-        return "NODE_OUT_OF_MEMORY"
-    context = cause.actor_died_error_context
-    exit_type = re.search(r"Worker exit type: (\w+)", context.error_message)
-    if exit_type is not None:
-        return exit_type[1]
-    return str(
-        context.DESCRIPTOR.enum_types_by_name["Reason"].values_by_number[context.reason].name
-    )
 
 
 def start_failure(application: ApplicationStatusOverview) -> str | None:

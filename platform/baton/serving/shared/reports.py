@@ -152,11 +152,10 @@ _DIED = "died"
 """The reason of a loss that no ingress has noticed."""
 
 
-def merge_losses(ingresses: Iterable[Row], ended: Sequence[Row]) -> list[Row]:
+def merge_losses(ingresses: Iterable[Row], processes: Sequence[Row]) -> list[Row]:
     """The last loss of each replica, oldest first: when it was noticed first, and how it ended.
 
-    `ended` has the processes that Ray knows to have ended. Those that Serve has ended are losses
-    only where an ingress noticed it before.
+    `processes` has the replicas whose processes ended by themselves.
     """
     rows_by_replica: dict[str, list[Row]] = {}
     connected: set[str] = set()
@@ -166,19 +165,18 @@ def merge_losses(ingresses: Iterable[Row], ended: Sequence[Row]) -> list[Row]:
         for replica_id, row in last_losses.items():
             rows_by_replica.setdefault(replica_id, []).append(row)
     losses = {replica_id: _merge_loss(rows) for replica_id, rows in rows_by_replica.items()}
-    for row in ended:
+    for row in processes:
         replica_id = str(row["replica_id"])
         if (loss := losses.get(replica_id)) is not None:
             loss["detail"] = "; ".join(filter(None, (str(loss["detail"]), str(row["detail"]))))
-        elif row["is_abnormal"]:
-            age_s, detail = row["age_s"], row["detail"]
+        else:
             losses[replica_id] = {
                 "replica_id": replica_id,
-                "age_s": age_s,
+                "age_s": row["age_s"],
                 "reason": _DIED,
-                "detail": detail,
+                "detail": row["detail"],
             }
-    for replica_id in losses.keys() & connected - {str(row["replica_id"]) for row in ended}:
+    for replica_id in losses.keys() & connected - {str(row["replica_id"]) for row in processes}:
         losses[replica_id]["detail"] = f"{losses[replica_id]['detail']}; it is connected again"
     return sorted(losses.values(), key=_age_s, reverse=True)
 

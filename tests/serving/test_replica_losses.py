@@ -1,0 +1,143 @@
+"""Replicas that ended by themselves: Ray's table of actors, and what processes leave behind."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from ray._private.state import GlobalState
+from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext
+from ray.core.generated.gcs_pb2 import ActorTableData
+
+from baton.serving.controller.deployment import RecentLosses
+from baton.serving.ray.replica_losses import (
+    DeadActor,
+    ReplicaLoss,
+    kernel_killed_pids,
+    local_last_words,
+    replica_losses,
+)
+
+UNEXPECTED = (
+    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker"
+    " exit detail: Worker unexpectedly exits with a connection error code 2. End of file."
+)
+"""Of Ray 2.60, after SIGKILL and after SIGSEGV."""
+INTENDED = UNEXPECTED.replace("SYSTEM_ERROR", "INTENDED_SYSTEM_EXIT")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+def actor(
+    name: str = "decode#abc", *, reason: str = "WORKER_DIED", said: str = UNEXPECTED, at_s: int = 9
+) -> DeadActor:
+    """A dead replica as Ray's own code reads it from its table."""
+    died = ActorDiedErrorContext(
+        error_message=said, reason=ActorDiedErrorContext.Reason.Value(reason)
+    )
+    data = ActorTableData(
+        name=f"SERVE_REPLICA::app#{name}",
+        pid=41,
+        state=ActorTableData.ActorState.DEAD,
+        end_time=at_s * 1000,
+        death_cause=ActorDeathCause(actor_died_error_context=died),
+    )
+    data.address.ip_address = "10.0.0.1"
+    row: DeadActor = GlobalState()._gen_actor_info(data)
+    return row
+
+
+def losses(*actors: DeadActor, words: str = "") -> tuple[ReplicaLoss, ...]:
+    return replica_losses(
+        actors, app="app", pools=("decode",), last_words=lambda _pid, _node: words
+    )
+
+
+def test_a_replica_that_was_killed_is_a_loss_with_its_process() -> None:
+    (loss,) = losses(actor())
+    assert (loss.replica_id, loss.node, loss.pid, loss.ended_at_s) == (
+        "decode-abc",
+        "10.0.0.1",
+        41,
+        9.0,
+    )
+    assert "SIGKILL" in loss.how
+
+
+def test_what_was_told_to_end_and_what_is_no_replica_of_a_pool_is_no_loss() -> None:
+    told = (actor(reason="RAY_KILL"), actor(said=INTENDED), actor("controller#abc"))
+    assert losses(*told) == ()
+
+
+@pytest.mark.parametrize(
+    ("row", "how"),
+    [
+        (actor(reason="NODE_DIED"), "its node was lost"),
+        (
+            actor(said="Worker exit type: SYSTEM_ERROR ... exits with an exit code 3."),
+            "exit code 3",
+        ),
+    ],
+)
+def test_what_ray_knows_of_the_end_is_told(row: DeadActor, how: str) -> None:
+    (loss,) = losses(row, words="something else")
+    assert loss.how == how
+
+
+def test_the_newest_losses_come_first_and_old_ones_are_dropped() -> None:
+    rows = [actor(f"decode#{at_s}", at_s=at_s) for at_s in range(40)]
+    found = losses(*rows)
+    assert [loss.replica_id for loss in found][:2] == ["decode-39", "decode-38"]
+    assert len(found) == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("info\n*** SIGSEGV received at time=1 on cpu 1 ***\nPC: @ 0x1\n", "SIGSEGV"),
+        ("Fatal Python error: Aborted\n", "Aborted"),
+        ("Traceback\n  File x\ntorch.OutOfMemoryError: CUDA out\n", "OutOfMemoryError: CUDA out"),
+        ('{"level": "info"}\n', ""),
+    ],
+)
+def test_the_last_words_of_a_process_are_its_signal_or_its_last_error(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "worker-ab-01-41.err").write_text(text)
+    last_words = local_last_words(tmp_path, "10.0.0.1")
+    assert last_words(41, "10.0.0.1") == words
+    assert last_words(41, "10.0.0.2") == ""
+
+
+def test_the_kernel_names_the_processes_that_it_killed(tmp_path: Path) -> None:
+    messages = tmp_path / "kmsg"
+    messages.write_text("3,1,2,-;Out of memory: Killed process 41 (ray::Serve) total-vm:1kB\n")
+    assert kernel_killed_pids(messages) == {41}
+    assert kernel_killed_pids(tmp_path / "none") == frozenset()
+
+
+async def test_a_store_that_does_not_answer_costs_the_status_no_loss_and_one_thread() -> None:
+    clock, answers, asked = Clock(), threading.Event(), 0
+
+    def find() -> tuple[ReplicaLoss, ...]:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            answers.wait(30)
+        return losses(actor())
+
+    recent = RecentLosses(find, clock=clock, wall_now_s=lambda: 12.0, timeout_s=0.05)
+    assert [row["age_s"] for row in await recent.rows()] == [3.0]
+    clock.at_s += 60
+    assert len(await recent.rows()) == 1
+    clock.at_s += 60
+    assert len(await recent.rows()) == 1
+    answers.set()
+    assert asked == 2
