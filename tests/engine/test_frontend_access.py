@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.engine.vllm.gate.access import Access, forwarded_headers
+from baton.engine.vllm.gate.access import Access, Unauthorized, forwarded_headers
 from baton.engine.vllm.gate.errors import Dialect, Problem
 from baton.engine.vllm.wire.identity import (
     CALLER_ARG,
@@ -85,6 +87,19 @@ def test_where_keys_are_needed_nothing_else_lets_anybody_in(headers: Headers, wh
     assert (b"invalid_token" in named[b"www-authenticate"]) == ("expected" not in why)
     for token in (ACME_KEY, BETA_KEY, OLD_KEY):
         assert token.rpartition("_")[2] not in refused.message
+
+
+def test_requests_without_a_valid_key_are_counted_by_cause_and_others_are_not() -> None:
+    counts = Counter[str]()
+
+    def count(cause: Unauthorized) -> None:
+        counts[cause] += 1
+
+    access = replace(STRICT, count_unauthorized=count)
+    for headers in ([], bearer("x"), bearer(OLD_KEY), [*bearer(ACME_KEY), *api_key(BETA_KEY)]):
+        access.identify_caller(headers)
+    access.identify_caller(bearer(ACME_KEY))
+    assert counts == {"missing": 1, "unknown": 1, "expired": 1, "several": 1}
 
 
 def test_where_there_are_no_keys_any_word_that_a_client_sends_is_ignored() -> None:

@@ -139,7 +139,12 @@ def test_names_of_rules_are_their_own() -> None:
 
 def test_a_page_is_only_for_what_clients_feel_at_once() -> None:
     pages = {name for name, alert in ALERTS.items() if alert.severity is Severity.PAGE}
-    assert pages == {"BatonGoodputBurnsFast", "BatonNoDecode", "BatonNoIngress"}
+    assert pages == {
+        "BatonCredentialsExpireSoon",
+        "BatonGoodputBurnsFast",
+        "BatonNoDecode",
+        "BatonNoIngress",
+    }
 
 
 def test_lost_decode_pages_within_half_a_minute_of_being_seen() -> None:

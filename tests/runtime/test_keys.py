@@ -27,6 +27,7 @@ from baton.runtime.keys.api_keys import (
     InvalidKey,
     KeyRing,
     KeyState,
+    TenantKeys,
     ValidKey,
     mint,
     parse_line,
@@ -54,6 +55,19 @@ keys = st.builds(
 
 def put(path: Path, *made: ApiKey) -> None:
     path.write_text("".join(f"{key.format_line()}\n" for key in made))
+
+
+def test_the_last_expiry_of_a_tenant_is_that_of_its_last_key_that_is_not_revoked() -> None:
+    soon, _ = mint("acme", now=NOW, expires_at=NOW + DAY)
+    later, _ = mint("acme", now=NOW, expires_at=NOW + 9 * DAY)
+    forever, _ = mint("beta", now=NOW)
+    over, _ = mint("late", now=NOW, expires_at=NOW - DAY)
+    revoked = replace(forever, key_id="revoked9", tenant="late", revoked_at=NOW)
+    assert KeyRing([soon, later, forever, over, revoked]).by_tenant(NOW) == {
+        "acme": TenantKeys(valid=2, expires_s=9 * 86_400.0),
+        "beta": TenantKeys(valid=1, expires_s=None),
+        "late": TenantKeys(valid=0, expires_s=-86_400.0),
+    }
 
 
 @given(key=keys)

@@ -18,8 +18,10 @@ from baton.domain.tenant import Tenant
 from baton.domain.value import evolve
 from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.links.estimates import LinkCounts, LinkState
+from baton.runtime.keys.api_keys import TenantKeys
 from baton.telemetry import catalogue as c
 from baton.telemetry.metrics.ingress import (
+    AccessFacts,
     HandoffFailuresByTarget,
     IngressCollector,
     IngressFacts,
@@ -33,8 +35,10 @@ FULL = QueueFull("-", 1.0, "full")
 class Told:
     """An ingress' collector over a coordinator that a test drives."""
 
+    access = AccessFacts()
+
     def __init__(self, at: World, tenants: Iterable[str] = ()) -> None:
-        facts = IngressFacts(lambda: at.now_s, lambda: 2, lambda: 5)
+        facts = IngressFacts(lambda: at.now_s, lambda: 2, lambda: 5, lambda: self.access)
         metrics = IngressMetrics((), now_s=lambda: at.now_s)
         self.collector = IngressCollector(at.coordinator, metrics, facts, tenants=tenants)
 
@@ -94,6 +98,23 @@ def test_classes_stay_apart_where_there_is_no_room_for_tenants() -> None:
         ("default", c.OTHER, "", ""): 2,
         ("batch", c.OTHER, "", ""): 2,
     }
+
+
+def test_expiries_valid_keys_and_rejected_requests_are_told() -> None:
+    told = Told(world_of_tenants("acme"), ["acme"])
+    assert told(c.TLS_EXPIRES) == told(c.KEYS_EXPIRE) == {}
+    told.access = AccessFacts(
+        keys={
+            "acme": TenantKeys(valid=2, expires_s=-5.0),
+            "default": TenantKeys(valid=1, expires_s=None),
+        },
+        tls_expires_s=7.0,
+        unauthorized={"expired": 3},
+    )
+    assert told(c.TLS_EXPIRES) == {(): 7.0}
+    assert told(c.VALID_KEYS) == {("acme",): 2, ("default",): 1}
+    assert told(c.KEYS_EXPIRE) == {("acme",): -5.0}
+    assert told(c.UNAUTHORIZED) == {("expired",): 3}
 
 
 # ------------------------------------------------------------------------------- what is now

@@ -127,7 +127,7 @@ class Label(StrEnum):
     """See `telemetry.requests.waterfall.Part`."""
     REASON = "reason"
     """Of admissions: `domain.demand.AdmissionPath` or `domain.errors.Cause`. Of placements:
-    `domain.handoff.RouteReason`."""
+    `domain.handoff.RouteReason`. Of status 401: `engine.vllm.gate.access.Unauthorized`."""
     MODE = "mode"
     PHASE = "phase"
     TOKENS = "tokens"
@@ -478,6 +478,26 @@ UNREACHABLE_REPLICAS = _gauge(
     "baton_unreachable_replicas",
     "Replicas known to Ray but unreachable.",
     formerly="baton_unjoined_replicas",
+)
+
+# ------------------------------------------------------------------- ingress: access
+TLS_EXPIRES = _gauge(
+    _INGRESS,
+    "baton_tls_expires_seconds",
+    "Time until the certificate expires; below 0: expired.",
+)
+VALID_KEYS = _gauge(_INGRESS, "baton_valid_api_keys", "Valid API keys.", Label.TENANT)
+KEYS_EXPIRE = _gauge(
+    _INGRESS,
+    "baton_api_keys_expire_seconds",
+    "Time until the tenant's last API key expires; below 0: expired.",
+    Label.TENANT,
+)
+UNAUTHORIZED = _counter(
+    _INGRESS,
+    "baton_unauthorized_requests_total",
+    "Requests with status 401; not counted with the Rust frontend.",
+    Label.REASON,
 )
 
 # ------------------------------------------------------------------- replicas

@@ -188,6 +188,17 @@ class InvalidKey:
     """Of an expired or revoked key."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantKeys:
+    """The keys of one tenant."""
+
+    valid: int
+    """Of them are valid now."""
+    expires_s: float | None = None
+    """Until the last one expires that is not revoked; below 0: it has. None if one never does, or
+    all are revoked."""
+
+
 class KeyRing:
     """The keys of a deployment at one moment; immutable."""
 
@@ -228,10 +239,31 @@ class KeyRing:
                 results[key.digest] = InvalidKey(state=state, key_id=key_id)
         return results
 
+    def by_tenant(self, now: datetime) -> dict[str, TenantKeys]:
+        """The valid keys of each tenant that has any key."""
+        keys: dict[str, list[ApiKey]] = {}
+        for key, _digest in self._by_id.values():
+            keys.setdefault(key.tenant, []).append(key)
+        return {
+            tenant: TenantKeys(
+                valid=sum(key.state(now) is KeyState.ACTIVE for key in tenant_keys),
+                expires_s=_last_expiry_s(tenant_keys, now),
+            )
+            for tenant, tenant_keys in sorted(keys.items())
+        }
+
     def tenant_of(self, token: str, now: datetime) -> str | None:
         """The tenant of a valid token, or None."""
         result = self.look_up(token, now)
         return result.tenant if isinstance(result, ValidKey) else None
+
+
+def _last_expiry_s(keys: Iterable[ApiKey], now: datetime) -> float | None:
+    """See `TenantKeys.expires_s`."""
+    expiries = [key.expires_at for key in keys if key.revoked_at is None]
+    if not expiries or None in expiries:
+        return None
+    return max((at - now).total_seconds() for at in expiries if at is not None)
 
 
 _DUMMY_DIGEST = b"0" * 64

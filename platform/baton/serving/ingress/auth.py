@@ -1,4 +1,4 @@
-"""API keys and limits of an ingress, from the configuration and the key files.
+"""API keys, limits and expiries of an ingress, from the configuration and the files it names.
 
 Theory of operation: a thread checks the key files for changes once a second. A new key works, and a
 revoked key stops working, a second after its file was written. A slow disk delays only that, and is
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from datetime import UTC, datetime
 
 from baton.config.derive.options import allows_anonymous, key_files, tenants
 from baton.config.schema.deployment import DeploymentConfig, EngineKind
 from baton.domain.tenant import CacheSharing
 from baton.engine.vllm.frontend.settings import RequestCapabilities
-from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.access import Access, Unauthorized
 from baton.engine.vllm.gate.limits import FrontendLimits
 from baton.runtime.keys.api_keys import InvalidKey, ValidKey
 from baton.runtime.keys.key_files import KeyFiles, KeyNotice, load_ring
 from baton.runtime.process.background_task import BackgroundTask
+from baton.serving.front.certificates import CertificateExpiry
 from baton.telemetry.logs import log_event
+from baton.telemetry.metrics.ingress import AccessFacts
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 1.0
@@ -57,6 +60,9 @@ class IngressAuth:
 
     def __init__(self, config: DeploymentConfig) -> None:
         self._files = KeyFiles(key_files(config))
+        self._tls = config.security.tls
+        self._certificate = CertificateExpiry()
+        self._unauthorized: Counter[Unauthorized] = Counter()
         self._task = BackgroundTask("baton-keys", self._poll_loop)
         self._pending_read: asyncio.Future[tuple[KeyNotice, ...]] | None = None
 
@@ -80,6 +86,7 @@ class IngressAuth:
     async def reconfigure(self, config: DeploymentConfig) -> None:
         """Use the key files of this configuration; they have been read on return."""
         self._files.watch(key_files(config))
+        self._tls = config.security.tls
         earlier_read = self._pending_read
         await self._poll()
         if earlier_read is not None and earlier_read.done():
@@ -98,7 +105,21 @@ class IngressAuth:
             anonymous=allows_anonymous(config),
             isolated=frozenset(isolated),
             trace_sample_fraction=None if tracing.otlp is None else tracing.sample,
+            count_unauthorized=self._count_unauthorized,
         )
+
+    def facts(self) -> AccessFacts:
+        """Valid keys, expiries and rejected requests, now."""
+        now = datetime.now(UTC)
+        expires_at_s = self._certificate.expires_at_s
+        return AccessFacts(
+            keys=self._files.ring.by_tenant(now),
+            tls_expires_s=None if expires_at_s is None else expires_at_s - now.timestamp(),
+            unauthorized={str(cause): count for cause, count in self._unauthorized.items()},
+        )
+
+    def _count_unauthorized(self, cause: Unauthorized) -> None:
+        self._unauthorized[cause] += 1
 
     def _look_up(self, token: str) -> ValidKey | InvalidKey:
         return self._files.ring.look_up(token, datetime.now(UTC))
@@ -116,10 +137,14 @@ class IngressAuth:
                 # If following stopped, no key could be revoked.
                 _LOGGER.exception("key files could not be looked at")
 
+    def _read_files(self) -> tuple[KeyNotice, ...]:
+        self._certificate.poll(self._tls)
+        return self._files.poll()
+
     async def _poll(self) -> None:
         # One read at a time: on a disk that hangs, each would occupy a thread.
         if self._pending_read is None:
-            self._pending_read = asyncio.ensure_future(asyncio.to_thread(self._files.poll))
+            self._pending_read = asyncio.ensure_future(asyncio.to_thread(self._read_files))
         pending = self._pending_read
         await asyncio.wait([pending], timeout=_READ_DEADLINE_S)
         if not pending.done():

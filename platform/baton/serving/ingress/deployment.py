@@ -50,6 +50,7 @@ _MAX_RUST_CORES = 4
 """Its frontend and its gate have several threads each."""
 _CALL_TIMEOUT_S = 80.0
 """The controller times out earlier."""
+_SHARED = ("keys", "tls_expires_s")
 _Status = dict[str, object]
 
 
@@ -397,7 +398,8 @@ class MultiModelIngress:
 def merge_statuses(statuses: Mapping[str, _Status]) -> _Status:
     """Merge the statuses of several models; a single status stays as it is.
 
-    Counts are added and rows concatenated; other values are those of the first model.
+    Counts are added and rows concatenated; other values are those of the first model, as are keys
+    and expiries, which all models share.
     """
     first, *others = statuses.values()
     if not others:
@@ -406,7 +408,7 @@ def merge_statuses(statuses: Mapping[str, _Status]) -> _Status:
     for other in others:
         merged |= {key: _merge_values(merged[key], value) for key, value in other.items()}
     by_model = {name: {"healthy": entry["healthy"]} for name, entry in statuses.items()}
-    return merged | {"models": by_model}
+    return merged | {name: first[name] for name in _SHARED if name in first} | {"models": by_model}
 
 
 def _merge_values(left: object, right: object) -> object:

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -73,7 +73,12 @@ from baton.serving.shared.reports import (
 from baton.serving.store import config_store as live_config
 from baton.serving.store.config_participant import Switch
 from baton.telemetry.logs import log_event
-from baton.telemetry.metrics.ingress import IngressCollector, IngressFacts, IngressMetrics
+from baton.telemetry.metrics.ingress import (
+    AccessFacts,
+    IngressCollector,
+    IngressFacts,
+    IngressMetrics,
+)
 from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from baton.telemetry.requests.recorders import Recorders
 from baton.telemetry.requests.rejections import RejectionLog
@@ -153,6 +158,7 @@ class ModelIngress:
             now_s=self._clock.now_s,
             count_unreachable=lambda: len(self._unreachable_ids),
         )
+        self.telemetry.access = self._auth.facts
         tracer = ingress_tracer(config, instance_id=coordinator_id, clock=self._clock)
         self._tracers = () if tracer is None else (tracer,)
         self._driver = Driver(
@@ -271,6 +277,7 @@ class ModelIngress:
         phases: dict[str, int] = {}
         for phase in self._driver.phases().values():
             phases[str(phase)] = phases.get(str(phase), 0) + 1
+        access = self._auth.facts()
         return {
             "healthy": self.healthy(),
             "replicas": self._fleet_report(),
@@ -286,6 +293,9 @@ class ModelIngress:
             "losses": self._fleet_watch.losses(),
             "traces": [tracer.counts.as_dict() for tracer in self._tracers],
             "policy": policy_report(self._config.router.policy, self._placer),
+            "keys": {tenant: asdict(keys) for tenant, keys in access.keys.items()},
+            "tls_expires_s": access.tls_expires_s,
+            "unauthorized": dict(access.unauthorized),
         }
 
     def explain(self, request_id: str) -> list[RequestReport]:
@@ -609,10 +619,12 @@ class IngressTelemetry:
         self._config = config
         self.generation: Callable[[], int] = lambda: 0
         """Set by the ingress."""
+        self.access: Callable[[], AccessFacts] = AccessFacts
+        """Likewise."""
         self.outcomes = ReplicaOutcomes()
         """For rollouts; recorded even without metrics."""
         self._metrics = IngressMetrics(rules.slos.classes.values(), limits, now_s=now_s)
-        facts = IngressFacts(now_s, count_unreachable, self._current_generation)
+        facts = IngressFacts(now_s, count_unreachable, self._current_generation, self._access_now)
         self._collector = IngressCollector(coordinator, self._metrics, facts, tenants=rules.tenants)
         self._endpoint: MetricsEndpoint | None = None
         self._error_logged = False
@@ -663,6 +675,9 @@ class IngressTelemetry:
 
     def _current_generation(self) -> int:
         return self.generation()
+
+    def _access_now(self) -> AccessFacts:
+        return self.access()
 
 
 def ingress_tracer(

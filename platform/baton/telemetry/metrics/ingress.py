@@ -16,8 +16,8 @@ scrapes may be missed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import nlargest, nsmallest
 from itertools import chain
 from typing import NamedTuple
@@ -37,6 +37,7 @@ from baton.domain.tenant import DEFAULT_TENANT
 from baton.policy.admission.slo_evaluation import tpot_s
 from baton.policy.links.estimates import LinkCounts, LinkState
 from baton.policy.resilience.circuit_breakers import CircuitState
+from baton.runtime.keys.api_keys import TenantKeys
 from baton.telemetry import catalogue as c
 from baton.telemetry.families import Families
 from baton.telemetry.histograms import ChangedEdges, Histogram, all_edges, changed_edges
@@ -46,6 +47,18 @@ _LIMITS = CoordinatorLimits()
 _IN_FLIGHT = (Phase.QUEUED, Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessFacts:
+    """The valid keys of an ingress, and the requests without one."""
+
+    keys: Mapping[str, TenantKeys] = field(default_factory=dict)
+    """By tenant."""
+    tls_expires_s: float | None = None
+    """Until the certificate expires; None if no certificate can be read here."""
+    unauthorized: Mapping[str, int] = field(default_factory=dict)
+    """Requests with status 401, by cause."""
+
+
 class IngressFacts(NamedTuple):
     """Values of an ingress outside its coordinator, read in each scrape."""
 
@@ -53,6 +66,7 @@ class IngressFacts(NamedTuple):
     unreachable: Callable[[], int]
     """Replicas that Ray lists and that the ingress cannot reach."""
     generation: Callable[[], int]
+    access: Callable[[], AccessFacts] = AccessFacts
 
 
 @dataclass(slots=True)
@@ -238,6 +252,7 @@ class IngressCollector:
         self._add_links(families, now_s)
         families.add(c.UNREACHABLE_REPLICAS, self._facts.unreachable())
         families.add(c.INGRESS_GENERATION, self._facts.generation())
+        self._add_access(families, self._facts.access())
         return chain(
             self._tally_families(report.tallies), families.collect(), self._metrics.families()
         )
@@ -270,6 +285,16 @@ class IngressCollector:
             families.add(c.IN_FLIGHT, phases[phase], phase)
         families.add(c.QUEUED_REQUESTS, report.queued)
         families.add(c.SLACK, report.slack_s)
+
+    def _add_access(self, families: Families, access: AccessFacts) -> None:
+        families.add(c.TLS_EXPIRES, access.tls_expires_s)
+        for tenant, keys in access.keys.items():
+            families.add(c.VALID_KEYS, keys.valid, tenant)
+            # Not summed up: of tenants beyond the limit nothing is exported.
+            if tenant in self._tenants:
+                families.add(c.KEYS_EXPIRE, keys.expires_s, tenant)
+        for cause, requests in access.unauthorized.items():
+            families.add(c.UNAUTHORIZED, requests, cause)
 
     def _add_retries(self, families: Families, now_s: float) -> None:
         totals = self._coordinator.retry_totals()

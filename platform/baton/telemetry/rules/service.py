@@ -1,6 +1,7 @@
-"""Alerts on requests: waits, predictions, cached prefixes, handoffs, tenants' limits.
+"""Alerts on requests: waits, predictions, cached prefixes, handoffs, tenants' limits, expiries.
 
-They explain or predict bad goodput, so all are tickets. Ratios need a minimum of observations.
+They explain or predict bad goodput, so they are tickets. A certificate or key that is about to lock
+clients out is a page. Ratios need a minimum of observations.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from baton.domain.handoff import HandoffMode
 from baton.telemetry.catalogue import (
     AGENT_FAILED,
     EXPIRED_LEASES,
+    KEYS_EXPIRE,
     LINK_QUARANTINED,
     PLACEMENTS,
     PULL_FAILURES,
@@ -20,6 +22,7 @@ from baton.telemetry.catalogue import (
     QUEUED_REQUESTS,
     REQUESTS,
     SLACK,
+    TLS_EXPIRES,
     TOKENS,
     TTFT_RATIO,
     VOID_PULLS,
@@ -42,11 +45,15 @@ _QUEUED: Final = "baton:held_requests:sum"
 _HITS: Final = "baton:cached_prompt_tokens:ratio_rate1h"
 _PROMPTS: Final = "baton:prompt_tokens:increase1h"
 _POOL: Final = on(Label.POOL)
+_DAY_S: Final = 86_400
+_WARNING_DAYS: Final = 14
+_CRITICAL_DAYS: Final = 2
+_FORGOTTEN_DAYS: Final = 7
 
 
 def service_groups() -> tuple[Group, ...]:
     """The alerts on requests."""
-    rules = (*_queueing(), *_predictions(), *_hits(), *_handoffs(), *_tenants())
+    rules = (*_queueing(), *_predictions(), *_hits(), *_handoffs(), *_tenants(), *_expiries())
     return (Group(name="baton-service", interval="30s", rules=rules),)
 
 
@@ -204,4 +211,41 @@ def _tenants() -> Iterator[Rule]:
         summary="tenant {{ $labels.tenant }} of {{ $labels.job }} asks for more than it may have",
         description="{{ $value | humanizePercentage }} of its requests within half an hour were"
         " beyond its limits, not allowed to it, or too long. They count against no objective.",
+    )
+
+
+def _expiries() -> Iterator[Rule]:
+    certificate = aggregate("min", series(TLS_EXPIRES))
+    keys = aggregate("min", series(KEYS_EXPIRE), Label.TENANT)
+
+    def before(days: int) -> str:
+        # A tenant whose keys expired long ago calls no more.
+        recent = f"({keys} > {-_FORGOTTEN_DAYS * _DAY_S})"
+        return f"{certificate} < {days * _DAY_S}\nor {recent} < {days * _DAY_S}"
+
+    subject = (
+        "the {{ with $labels.tenant }}last API key of tenant {{ . }}{{ else }}certificate{{ end }}"
+        " of {{ $labels.job }}"
+    )
+    description = (
+        "It expires in {{ $value | humanizeDuration }}; below 0, it has expired. Clients refuse"
+        " the certificate, or get 401 for the key."
+    )
+    yield Alert(
+        name="BatonCredentialsExpire",
+        severity=Severity.TICKET,
+        expr=join_lines(
+            parenthesize(before(_WARNING_DAYS)), "unless", parenthesize(before(_CRITICAL_DAYS))
+        ),
+        for_="1h",
+        summary=f"{subject} expires within {_WARNING_DAYS} days",
+        description=description,
+    )
+    yield Alert(
+        name="BatonCredentialsExpireSoon",
+        severity=Severity.PAGE,
+        expr=before(_CRITICAL_DAYS),
+        for_="5m",
+        summary=f"{subject} expires within {_CRITICAL_DAYS} days, or has",
+        description=description,
     )

@@ -13,13 +13,14 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 from baton.domain.names.trace_context import TraceContext, is_in_sample, parse_traceparent
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.engine.vllm.gate.errors import Problem
 from baton.engine.vllm.wire.identity import Caller
-from baton.runtime.keys.api_keys import KEY_PREFIX, InvalidKey, ValidKey
+from baton.runtime.keys.api_keys import KEY_PREFIX, InvalidKey, KeyState, ValidKey
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 MAX_CLASS_CHARS = 64
@@ -55,6 +56,20 @@ _OPERATIONS: Mapping[str, str] = {
 """Values of `gen_ai.operation.name` by path."""
 
 
+class Unauthorized(StrEnum):
+    """Why a request gets status 401."""
+
+    MISSING = "missing"
+    SEVERAL = "several"
+    UNKNOWN = "unknown"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+def _count_nothing(_cause: Unauthorized) -> None:
+    return
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """Which callers are served, and as which tenant."""
@@ -67,6 +82,8 @@ class Access:
     """Tenants with a prefix cache of their own."""
     trace_sample_fraction: float | None = None
     """Share of requests without a trace that is sampled; None: no trace begins here."""
+    count_unauthorized: Callable[[Unauthorized], None] = _count_nothing
+    """Called for each request that gets status 401."""
 
     def identify_caller(self, headers: Headers) -> Caller | Problem:
         """The caller with these headers, or why the request is refused."""
@@ -83,29 +100,39 @@ class Access:
         """The key by which a caller may administer, or why it may not."""
         if self.look_up is None:
             return NO_KEYS
-        tokens = _tokens(headers)
-        if not tokens:
-            return MISSING_KEY
-        if len(tokens) > 1:
-            return SEVERAL_KEYS
-        key = self.look_up(tokens.pop())
-        if not isinstance(key, ValidKey):
-            return _key_problem(key)
+        key = self._look_up_one(_tokens(headers), self.look_up)
+        if isinstance(key, Problem):
+            return key
         return key if key.is_admin else NOT_AN_ADMIN
 
     def _tenant(self, headers: Headers) -> str | Problem:
         if self.look_up is None:
-            return DEFAULT_TENANT if self.anonymous else MISSING_KEY
+            return DEFAULT_TENANT if self.anonymous else self._unauthorized(Unauthorized.MISSING)
         tokens = _tokens(headers)
         if self.anonymous:
             tokens = {token for token in tokens if token.startswith(KEY_PREFIX)}
             if not tokens:
                 return DEFAULT_TENANT
+        key = self._look_up_one(tokens, self.look_up)
+        return key if isinstance(key, Problem) else key.tenant
+
+    def _look_up_one(
+        self, tokens: set[str], look_up: Callable[[str], ValidKey | InvalidKey]
+    ) -> ValidKey | Problem:
         if not tokens:
-            return MISSING_KEY
+            return self._unauthorized(Unauthorized.MISSING)
         if len(tokens) > 1:
-            return SEVERAL_KEYS
-        return _tenant_or_problem(self.look_up(tokens.pop()))
+            return self._unauthorized(Unauthorized.SEVERAL)
+        key = look_up(tokens.pop())
+        if isinstance(key, ValidKey):
+            return key
+        return self._unauthorized(
+            Unauthorized.UNKNOWN if key.state is None else Unauthorized(key.state)
+        )
+
+    def _unauthorized(self, cause: Unauthorized) -> Problem:
+        self.count_unauthorized(cause)
+        return _UNAUTHORIZED_PROBLEMS[cause]
 
 
 def forwarded_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -128,14 +155,6 @@ def forwarded_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 def _is_request_id(value: bytes) -> bool:
     return len(value) <= MAX_REQUEST_ID_CHARS and _REQUEST_IDS.fullmatch(value) is not None
-
-
-def _tenant_or_problem(key: ValidKey | InvalidKey) -> str | Problem:
-    return key.tenant if isinstance(key, ValidKey) else _key_problem(key)
-
-
-def _key_problem(key: InvalidKey) -> Problem:
-    return UNKNOWN_KEY if key.state is None else unauthorized(f"this API key is {key.state}")
 
 
 def _tokens(headers: Headers) -> set[str]:
@@ -177,6 +196,13 @@ MISSING_KEY = Problem(
 )
 SEVERAL_KEYS = unauthorized("several different API keys were sent, expected one")
 UNKNOWN_KEY = unauthorized("this API key is not known")
+_UNAUTHORIZED_PROBLEMS: Mapping[Unauthorized, Problem] = {
+    Unauthorized.MISSING: MISSING_KEY,
+    Unauthorized.SEVERAL: SEVERAL_KEYS,
+    Unauthorized.UNKNOWN: UNKNOWN_KEY,
+    Unauthorized.EXPIRED: unauthorized(f"this API key is {KeyState.EXPIRED}"),
+    Unauthorized.REVOKED: unauthorized(f"this API key is {KeyState.REVOKED}"),
+}
 NOT_AN_ADMIN = Problem(
     status=403,
     message="this API key may not administer; 'baton keys create --administer' makes one that may",
