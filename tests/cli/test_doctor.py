@@ -51,11 +51,19 @@ class Scripted:
     checks: list[dict[str, Any]] = field(default_factory=lambda: GOOD)
     asked: list[tuple[LoadedConfig | None, str | None]] = field(default_factory=list)
 
+    clients: list[dict[str, Any]] = field(default_factory=list)
+
     def doctor(
-        self, config: LoadedConfig | None, *, address: str | None, progress: Progress
+        self,
+        config: LoadedConfig | None,
+        *,
+        address: str | None,
+        progress: Progress,
+        **client: Any,  # noqa: ANN401 - how the endpoint is called
     ) -> Report:
         progress("looking")
         self.asked.append((config, address))
+        self.clients.append(client)
         return report(self.checks)
 
 
@@ -89,8 +97,26 @@ def test_a_failure_is_exit_1_and_the_next_step_is_on_stderr() -> None:
     result = run(scripted=Scripted(BAD))
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        "next: fix 2, the first of them first, then run 'baton doctor' again"
+        "next: fix 2 (ports), the first of them first, then run 'baton doctor' again"
     )
+
+
+def test_the_summary_has_the_worst_first() -> None:
+    *_, summary = report_lines(report(BAD))
+    assert summary == "1 failed, 1 with a warning, 1 passed"
+
+
+def test_the_endpoint_is_called_with_the_key_of_a_file_as_by_other_verbs(tmp_path: Path) -> None:
+    key, scripted = tmp_path / "key", Scripted()
+    key.write_text("bt_secret\n")
+    run("--url", "https://h", "--key-file", str(key), "--ca-file", "/ca.pem", scripted=scripted)
+    assert scripted.clients == [
+        {
+            "url": "https://h",
+            "headers": {"Authorization": "Bearer bt_secret"},
+            "ca_file": Path("/ca.pem"),
+        }
+    ]
 
 
 def test_warnings_alone_are_exit_0() -> None:

@@ -18,12 +18,15 @@ from baton.serving.checks.configuration import doctor_checks
 from baton.serving.checks.facts import (
     INGRESS_IMPORT,
     Coupling,
+    DiskFact,
     FileDescriptorLimits,
     FileFact,
     ImportResult,
     MachineSnapshot,
+    PendingFact,
     PortFact,
     file_fact,
+    gather_disks,
     gather_fact,
     health_problem,
     http_problem,
@@ -53,8 +56,7 @@ GOOD = MachineSnapshot(
     gpus=0,
     available_memory_bytes=256 * GIB,
     free_shared_memory_bytes=8 * GIB,
-    free_disk_bytes=100 * GIB,
-    disk_path="/tmp",  # noqa: S108 - an example
+    disks=(DiskFact(purpose="logs", path="/logs", free_bytes=100 * GIB),),
     fd_limits=FileDescriptorLimits(soft=65536, hard=65536),
     haproxy_warning=None,
     clock_synchronized=True,
@@ -258,13 +260,18 @@ def test_a_build_of_them_for_cpus_breaks_nothing() -> None:
 # -------------------------------------------------------------------------------------- machine
 
 
+def disks_with(free_bytes: int | UnknownFact) -> tuple[DiskFact, ...]:
+    return (*GOOD.disks, DiskFact(purpose="models", path="/models", free_bytes=free_bytes))
+
+
 @pytest.mark.parametrize(
     ("changes", "name", "verdict"),
     [
         ({"free_shared_memory_bytes": 60 * 1024**2}, "shared memory", CheckStatus.FAIL),
         ({"free_shared_memory_bytes": 256 * 1024**2}, "shared memory", CheckStatus.WARN),
-        ({"free_disk_bytes": 1024**2}, "disk", CheckStatus.FAIL),
-        ({"free_disk_bytes": GIB}, "disk", CheckStatus.WARN),
+        ({"disks": disks_with(1024**2)}, "disk", CheckStatus.FAIL),
+        ({"disks": disks_with(GIB)}, "disk", CheckStatus.WARN),
+        ({"disks": disks_with(UnknownFact("/models hangs"))}, "disk", CheckStatus.WARN),
         (
             {"fd_limits": FileDescriptorLimits(soft=256, hard=256)},
             "file descriptors",
@@ -298,7 +305,7 @@ def test_a_line_of_a_component_is_a_finding_with_its_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["free_shared_memory_bytes", "free_disk_bytes", "haproxy_warning", "clock_synchronized"]
+    "name", ["free_shared_memory_bytes", "haproxy_warning", "clock_synchronized"]
 )
 def test_what_could_not_be_found_out_is_skipped_and_says_why(name: str) -> None:
     blind = replace(GOOD, **{name: UnknownFact("nobody tells")})  # type: ignore[arg-type]  # likewise
@@ -386,7 +393,38 @@ def test_a_fact_that_takes_too_long_is_unknown_and_nobody_waits_for_it() -> None
     never = threading.Event()
     found = gather_fact(0.01, "the disk", never.wait)
     never.set()
-    assert found == UnknownFact("the disk: nothing came within 0.01 s")
+    assert found == UnknownFact("the disk: nothing came within 0.01 s", is_late=True)
+
+
+def test_facts_are_gathered_side_by_side_and_each_can_be_read_twice() -> None:
+    meeting = threading.Barrier(2)  # passed only by two at once
+    first, second = (PendingFact(10, name, meeting.wait) for name in ("first", "second"))
+    assert {first.wait(), second.wait()} == {0, 1}
+    assert first.wait() == first.wait()
+
+
+def test_the_reason_of_a_fact_is_the_last_line_of_its_error() -> None:
+    def fails() -> int:
+        raise RuntimeError("Traceback (most recent call last):\n  File x\nOSError: the root\n")
+
+    assert gather_fact(5, "it", fails) == UnknownFact("it: RuntimeError: OSError: the root")
+
+
+def test_imports_that_take_long_on_a_busy_machine_are_no_failure() -> None:
+    late = replace(GOOD, imports=UnknownFact("importing them: nothing came", is_late=True))
+    assert check("imports", late).status is CheckStatus.WARN
+    assert check("imports", replace(GOOD, imports=UnknownFact("crash"))).status is CheckStatus.FAIL
+
+
+def test_the_fullest_disk_is_named_with_what_it_holds() -> None:
+    found = check("disk", replace(GOOD, disks=disks_with(1024**2)))
+    assert found.detail == "1 MiB free in /models (models)"
+    assert "/models" in found.fix
+
+
+def test_the_disk_of_a_folder_that_does_not_exist_yet_is_that_of_its_parent(tmp_path: Path) -> None:
+    (disk,) = gather_disks({"models": tmp_path / "a" / "b"})
+    assert isinstance(disk.free_bytes, int)
 
 
 def test_a_fact_that_cannot_be_had_is_unknown_with_its_reason() -> None:
@@ -422,7 +460,8 @@ def test_an_endpoint_that_is_not_well_says_so_and_one_that_asks_for_a_token_answ
 
 
 def test_nobody_there_is_told_as_such() -> None:
-    assert "ConnectError" in http_problem("http://127.0.0.1:1")
+    refused = "the connection is refused: nothing listens there"
+    assert http_problem("http://127.0.0.1:1") == refused
 
 
 # --------------------------------------------------------------------------------------- report
@@ -434,6 +473,9 @@ def test_checks_are_numbered_over_all_areas_and_one_failure_is_enough() -> None:
     told = build_report([("machine", [good, doubt]), ("deployment", [good])])
     assert told["ok"] is True
     assert told["counts"] == {"pass": 2, "warn": 1, "fail": 0, "skip": 0}
+    counts = told["counts"]
+    assert isinstance(counts, dict)
+    assert list(counts) == ["fail", "warn", "pass", "skip"]
     bad = replace(good, status=CheckStatus.FAIL)
     again = build_report([("machine", [good]), ("deployment", [bad])])
     assert again["ok"] is False
@@ -455,7 +497,7 @@ def test_every_check_that_is_not_well_says_why_it_matters_and_what_to_do(
         conflicting_packages={"torchaudio": "2.9"},
         available_memory_bytes=0,
         free_shared_memory_bytes=0,
-        free_disk_bytes=0,
+        disks=disks_with(0),
         fd_limits=FileDescriptorLimits(soft=1, hard=1),
         haproxy_warning="it cannot be used; install it",
         clock_synchronized=False,

@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 
-from baton.domain.errors import ClusterFailed, NotRunning, TimedOut
+from baton.domain.errors import AmbiguousDeployment, ClusterFailed, NotRunning, TimedOut
 from baton.runtime.link.options import LinkOptions
+from baton.serving.checks.endpoint import Client, RequestFact, TlsFact
+from baton.serving.checks.facts import DiskFact
 from baton.serving.checks.result import Check, CheckStatus, UnknownFact
-from baton.serving.doctor import (
-    DeploymentSnapshot,
-    OpenPort,
-    deployment_checks,
-    open_ports,
-    unreachable_checks,
-)
+from baton.serving.doctor import deployment_checks, unreachable_checks
+from baton.serving.doctor_facts import DeploymentSnapshot, FrontSnapshot, OpenPort, open_ports
+from baton.serving.front.certificates import Certificate
 
+DAY_S = 86_400.0
+NOW_S = 1_800_000_000.0
+TLS = TlsFact(
+    certificate=Certificate(starts_at_s=NOW_S - DAY_S, expires_at_s=NOW_S + 90 * DAY_S), pem=""
+)
 VIEW: dict[str, Any] = {
     "replica_id": "decode-1",
     "load_age_s": 0.2,
@@ -33,12 +36,16 @@ INGRESS: dict[str, Any] = {
     "replicas": [VIEW],
     "generation": 4,
     "policy": {"name": "predicted"},
+    "keys": {"acme": {"valid": 1, "expires_s": None}},
+    "tls_expires_s": 90 * DAY_S,
+    "unauthorized": {},
 }
 STATUS: dict[str, Any] = {
     "model": "tiny",
     "baton": "0.1",
     "generation": 4,
     "members": [{"replica_id": "decode-1"}],
+    "losses": [],
     "pools": [{"pool": "decode", "desired": 1, "ready": 1}],
     "ingresses": [INGRESS],
     "observability": {"url": "http://127.0.0.1:9400"},
@@ -50,16 +57,15 @@ STATUS: dict[str, Any] = {
         "last_failure": "",
     },
 }
+TROUBLE = (
+    "The deployment failed to start 3 times in a row. Error:\nray::ServeReplica()\n"
+    '  File "deployment.py", line 7, in build\nRuntimeError: no weights'
+)
 LINK: dict[str, Any] = {"source_id": "p-1", "target_id": "d-1", "state": "ok", "reason": ""}
-UNASKED: dict[str, Any] = {
-    "open_ports": (),
-    "gcs_address": "127.0.0.1:6379",
-    "ray_auth": UnknownFact("no"),
-}
 NODES = {"10.0.0.1": {"vllm": "0.32.0"}}
 
 
-def running(
+def running(  # noqa: PLR0913 - each is an answer
     *,
     health: str | UnknownFact = "",
     links: tuple[dict[str, Any], ...] | UnknownFact = (LINK,),
@@ -67,13 +73,23 @@ def running(
     nodes: dict[str, Any] | UnknownFact = NODES,
     ports: tuple[OpenPort, ...] | UnknownFact = (),
     door: str | UnknownFact = "guarded",
+    request: RequestFact | UnknownFact = RequestFact(status=200),  # noqa: B008 - frozen
+    history: tuple[dict[str, Any], ...] = (),
+    disk: int = 100 * 1024**3,
     **status: object,
 ) -> DeploymentSnapshot:
     return DeploymentSnapshot(
-        endpoint="http://h:1",
-        health_problem=health,
+        front=FrontSnapshot(
+            endpoint=None if isinstance(health, UnknownFact) else "http://h:1",
+            health_problem=health,
+            tls=TLS,
+            request=request,
+            at_s=NOW_S,
+        ),
         status=STATUS | status,
         links=links,
+        history=history,
+        disks=(DiskFact(purpose="its files", path="/run", free_bytes=disk),),
         metrics_problem=metrics,
         versions_by_node=nodes,
         open_ports=ports,
@@ -182,9 +198,9 @@ def test_many_bad_pairs_are_counted_and_a_few_are_named() -> None:
         ),
         (
             "pools",
-            {"pools": [{"pool": "decode", "desired": 2, "ready": 2, "trouble": "it died\nwhy"}]},
+            {"pools": [{"pool": "decode", "desired": 2, "ready": 2, "trouble": TROUBLE}]},
             CheckStatus.FAIL,
-            "decode: it died",
+            "decode: RuntimeError: no weights",
         ),
         (
             "configuration",
@@ -273,19 +289,16 @@ def test_ingresses_that_do_not_tell_their_generation_are_not_suspected() -> None
 
 
 def test_where_the_controller_does_not_answer_the_rest_is_skipped() -> None:
-    now = DeploymentSnapshot(
-        endpoint="http://h:1", status=UnknownFact("no answer"), versions_by_node={}, **UNASKED
-    )
-    first, second, *rest = deployment_checks(now)
+    now = replace(running(), status=UnknownFact("no answer"))
+    first, *front, rest_first = list(deployment_checks(now))[:5]
+    rest = [rest_first, *list(deployment_checks(now))[5:]]
     assert (first.status, first.detail) == (CheckStatus.FAIL, "no answer")
-    assert second.status is CheckStatus.PASS
+    assert {other.status for other in front} == {CheckStatus.PASS}
     assert {other.status for other in rest} == {CheckStatus.SKIP}
 
 
 def test_every_list_has_the_same_checks_whatever_is_found() -> None:
-    blind = DeploymentSnapshot(
-        endpoint=None, status=UnknownFact("no"), versions_by_node={}, **UNASKED
-    )
+    blind = replace(running(), status=UnknownFact("no"))
     nothing = NotRunning("nothing runs", "start one")
     lists = [
         deployment_checks(running()),
@@ -338,3 +351,109 @@ def test_listening_sockets_are_found_unless_they_are_for_this_machine_alone() ->
         ports = {port.port for port in open_ports(state)}  # type: ignore[arg-type]  # all it reads
         assert everywhere.getsockname()[1] in ports
         assert here.getsockname()[1] not in ports
+
+
+# ---------------------------------------------------------------------- what clients get
+
+
+CHAT: dict[str, Any] = {
+    "class": "chat",
+    "ttft_s": 0.5,
+    "tpot_s": 0.05,
+    "target": 0.99,
+    "attainment": 0.71,
+    "ttft_attainment": 0.72,
+    "tpot_attainment": 0.995,
+    "window_attainment": 0.9,
+}
+CHANGE: dict[str, Any] = {"generation": 4, "at_s": NOW_S - 95, "operation": "apply"}
+FIRST: dict[str, Any] = {"generation": 0, "at_s": None, "operation": "up"}
+
+
+def test_missed_objectives_name_the_one_that_is_missed() -> None:
+    found = check("objectives", running(classes=[CHAT]))
+    assert found.status is CheckStatus.FAIL
+    assert found.detail == (
+        "chat: 71.0% of the last half minute's requests met every objective"
+        " (TTFT 72.0%, TPOT 99.5%), expected 99.0%"
+    )
+    assert "rollback" not in found.fix
+
+
+def test_objectives_missed_since_a_change_of_the_configuration_advise_to_go_back() -> None:
+    found = check("objectives", running(classes=[CHAT], history=(FIRST, CHANGE)))
+    assert found.fix.startswith(
+        "the configuration changed 95 s ago (apply, generation 4): 'baton rollback'"
+    )
+    old = CHANGE | {"at_s": NOW_S - 2 * DAY_S}
+    assert "rollback" not in check("objectives", running(classes=[CHAT], history=(old,))).fix
+
+
+def test_objectives_missed_for_a_moment_are_a_warning_and_idle_classes_are_well() -> None:
+    moment = CHAT | {"window_attainment": 0.999}
+    assert check("objectives", running(classes=[moment])).status is CheckStatus.WARN
+    idle = CHAT | {"attainment": None}
+    assert check("objectives", running(classes=[idle])).status is CheckStatus.PASS
+
+
+def test_a_replica_that_was_lost_is_told_with_how_its_process_ended() -> None:
+    loss = {"replica_id": "decode-7", "pool": "decode", "age_s": 40.0, "detail": "SIGSEGV"}
+    found = check("losses", running(losses=[loss]))
+    assert (found.status, found.detail) == (
+        CheckStatus.WARN,
+        "1 in the last hour: decode-7 40 s ago: SIGSEGV",
+    )
+    assert "baton logs --replica decode-7" in found.fix
+    assert check("losses", running(losses=[loss | {"age_s": DAY_S}])).status is CheckStatus.PASS
+
+
+@pytest.mark.parametrize(
+    ("left_s", "verdict", "said"),
+    [
+        (20 * DAY_S, CheckStatus.PASS, "nothing within 14 days"),
+        (5 * DAY_S, CheckStatus.WARN, "the last key of tenant 'acme' expires in 5 d"),
+        (DAY_S, CheckStatus.FAIL, "the last key of tenant 'acme' expires in 24 h"),
+        (-3 * DAY_S, CheckStatus.FAIL, "the last key of tenant 'acme' expired 3 d ago"),
+    ],
+)
+def test_the_last_key_of_a_tenant_is_told_before_it_expires(
+    left_s: float, verdict: CheckStatus, said: str
+) -> None:
+    keys = {"acme": {"valid": 1, "expires_s": left_s}}
+    found = check("expiry", running(ingresses=[INGRESS | {"keys": keys}]))
+    assert (found.status, found.detail) == (verdict, said)
+
+
+def test_a_certificate_about_to_expire_is_told_though_it_still_works() -> None:
+    found = check("expiry", running(ingresses=[INGRESS | {"tls_expires_s": 3 * DAY_S}]))
+    assert (found.status, found.detail) == (CheckStatus.WARN, "the certificate expires in 3 d")
+
+
+def test_callers_with_expired_keys_are_told_those_without_are_counted() -> None:
+    expired = INGRESS | {"unauthorized": {"expired": 4, "missing": 1}}
+    found = check("rejected keys", running(ingresses=[expired]))
+    assert (found.status, found.detail) == (
+        CheckStatus.WARN,
+        "since the start: expired 4, missing 1",
+    )
+    scanners = INGRESS | {"unauthorized": {"missing": 9}}
+    assert check("rejected keys", running(ingresses=[scanners])).status is CheckStatus.PASS
+
+
+def test_the_disk_of_the_deployment_is_checked_not_only_that_of_new_ones() -> None:
+    found = check("disks", running(disk=1024**2))
+    assert (found.status, found.detail) == (CheckStatus.FAIL, "1 MiB free in /run (its files)")
+
+
+def test_several_deployments_are_a_question_not_an_absence() -> None:
+    first, *_ = unreachable_checks(AmbiguousDeployment("2 run here", "say which"))
+    assert (first.status, first.fix) == (CheckStatus.FAIL, "say which")
+
+
+def test_an_endpoint_is_checked_by_its_url_though_no_deployment_runs_here() -> None:
+    front = running(request=RequestFact(status=401, message="expired")).front
+    front = replace(front, client=Client(headers={"Authorization": "Bearer x"}))
+    checks = {found.name: found for found in unreachable_checks(NotRunning("no", ""), front)}
+    assert checks["one request"].status is CheckStatus.FAIL
+    assert checks["pools"].status is CheckStatus.SKIP
+    assert len(checks) == len(list(deployment_checks(running())))

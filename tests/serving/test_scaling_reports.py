@@ -72,7 +72,8 @@ def lines(*ticks: AutoscalerTick) -> list[str]:
 
 
 def report(at_s: float, judged: int, good: int, name: str = "i") -> CoordinatorReport:
-    row = Tally("default", "acme", "m", "decode", evaluated=judged, good=good)
+    counts = {"evaluated": judged, "good": good, "ttft_met": 8 * judged // 10, "tpot_met": judged}
+    row = Tally("default", "acme", "m", "decode", **counts)
     return CoordinatorReport(
         coordinator_id=name, at_s=at_s, demand=DemandTotals(requests=judged), tallies=(row,)
     )
@@ -114,6 +115,7 @@ def test_a_class_fares_as_all_ingresses_together_saw_it() -> None:
     (row,) = class_rows({"default": Slo(ttft_s=1.0)}, observer, 10.0)
     assert (row["attainment"], row["requests_per_s"], row["goodput_per_s"]) == (0.9, 10.0, 9.0)
     assert (row["ttft_s"], row["tpot_s"], row["target"]) == (1.0, None, 0.99)
+    assert (row["ttft_attainment"], row["tpot_attainment"]) == (0.8, 1.0)
 
 
 def test_a_class_that_nobody_asked_for_attains_nothing_and_misses_nothing() -> None:

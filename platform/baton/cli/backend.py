@@ -13,6 +13,8 @@ from baton.domain.errors import BatonError
 from baton.domain.names.distribution import pip_install_engine
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from baton.config import DeploymentConfig, LoadedConfig
     from baton.serving.operator.log_files import LogLine, LogQuery
     from baton.serving.rollout.ports import ApplyOptions
@@ -139,10 +141,18 @@ class Commands(Protocol):
         ...
 
     def doctor(
-        self, config: LoadedConfig | None, *, address: str | None, progress: Progress
+        self,
+        config: LoadedConfig | None,
+        *,
+        address: str | None,
+        progress: Progress,
+        url: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        ca_file: Path | None = None,
     ) -> Report:
-        """Numbered checks of this machine, a configuration, and the deployment, under `checks`.
+        """Numbered checks of the deployment, this machine, and a configuration, under `checks`.
 
+        `url`, `headers` and `ca_file`: how clients call the endpoint.
         Failed checks are not raised: `ok` says whether none failed.
         """
         ...

@@ -32,6 +32,7 @@ from baton.domain.errors import (
     TimedOut,
 )
 from baton.runtime.process.progress import Progress, RepeatedProgress
+from baton.serving.checks.endpoint import Client
 from baton.serving.checks.start import check_machine, check_submission, placement_warnings
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.cluster.local_cluster import check_store_address
@@ -171,11 +172,24 @@ def usage(*, address: str | None) -> Report:
         return deployment.usage()
 
 
-def doctor(config: LoadedConfig | None, *, address: str | None, progress: Progress) -> Report:
-    """All checks: of this machine, a configuration, and the running deployment."""
+def doctor(
+    config: LoadedConfig | None,
+    *,
+    address: str | None,
+    progress: Progress,
+    url: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    ca_file: Path | None = None,
+) -> Report:
+    """All checks: of the running deployment, this machine, and a configuration."""
     if address is not None and find_local_state(address) is None:
         check_store_address(address)
-    return run_checks(None if config is None else config.config, address=address, progress=progress)
+    return run_checks(
+        None if config is None else config.config,
+        address=address,
+        progress=progress,
+        client=Client(url=url, headers=headers or {}, ca_file=ca_file),
+    )
 
 
 def logs(

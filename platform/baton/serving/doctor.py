@@ -1,113 +1,139 @@
-"""`baton doctor`: all checks in one numbered list with remedies.
+"""`baton doctor`: all checks in one numbered list with remedies; the deployment first.
 
-Facts are gathered first, each within a deadline; checks are pure functions of facts, so that tests
-can show each of them a fault. Those of a running deployment are here, the others in `checks`.
+Theory of operation: facts are gathered first (`doctor_facts`, `checks.facts`), side by side, each
+within a deadline, so that all are there within a minute even when everything hangs. Checks are pure
+functions of facts, so that tests can show each of them a fault. Those of a running deployment are
+here, the others in `checks`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-import psutil
-
 from baton.config.schema.deployment import DeploymentConfig
-from baton.domain.errors import BatonError, NotRunning
-from baton.domain.names.addresses import format_address, is_loopback
+from baton.domain.errors import AmbiguousDeployment, BatonError, NotRunning, OperatorError
+from baton.domain.names.addresses import format_address
 from baton.domain.names.words import few
 from baton.policy.resilience.liveness import STALE_AFTER_S
 from baton.serving.checks.configuration import check_nodes, check_ray_auth, doctor_checks
-from baton.serving.checks.facts import (
-    Progress,
-    cluster_facts,
-    file_fact,
-    gather_fact,
-    gather_machine,
-    health_problem,
-    http_problem,
+from baton.serving.checks.endpoint import (
+    CRITICAL_S,
+    WARNING_S,
+    Client,
+    check_request,
+    check_tls,
+    days_text,
 )
-from baton.serving.checks.machine import machine_checks
-from baton.serving.checks.result import Check, CheckStatus, Topic, UnknownFact
+from baton.serving.checks.facts import (
+    DiskFact,
+    MachineSnapshot,
+    PendingFact,
+    Progress,
+    file_fact,
+    gather_machine,
+)
+from baton.serving.checks.machine import check_disks, machine_checks
+from baton.serving.checks.result import (
+    Check,
+    CheckStatus,
+    Finding,
+    Topic,
+    UnknownFact,
+)
 from baton.serving.cluster.cluster_state import ClusterState
-from baton.serving.cluster.reaper import marked_processes
-from baton.serving.operator.attached import AttachedCluster, attach_deployment, local_state
-from baton.serving.ray.auth_probe import probe_ray_auth
-from baton.serving.ray.context import get_gcs_address
+from baton.serving.doctor_facts import (
+    DEFAULT_CLIENT,
+    DeploymentSnapshot,
+    FrontSnapshot,
+    OpenPort,
+    gather_deployment,
+    gather_front,
+    metrics_url_in,
+)
+from baton.serving.operator.attached import find_local_state
+from baton.serving.operator.local_deployment import error_line
 
 JsonDict = dict[str, Any]
 Report = Mapping[str, object]
-_QUERY_TIMEOUT_S = 65.0
-"""Each query has a deadline of half of it."""
-_NODES_TIMEOUT_S = 65.0
-_HTTP_TIMEOUT_S = 6.0
-_PORTS_TIMEOUT_S = 10.0
-_AUTH_PROBE_TIMEOUT_S = 25.0
+_RUN_TIMEOUT_S = 50.0
+"""Of all facts; with the start of the command, `baton doctor` ends within a minute."""
 _REPORTED = ("name", "status", "detail", "why", "fix")
 _MAX_LISTED = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenPort:
-    """A port of a deployment's process on an address that other machines may reach."""
-
-    address: str
-    port: int
-    program: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentSnapshot:
-    """Answers of a deployment."""
-
-    endpoint: str | None
-    """None for a deployment at an address: its public URL is unknown here."""
-    health_problem: str | UnknownFact = ""
-    """Why `/health` is not healthy; empty when it is."""
-    status: Mapping[str, object] | UnknownFact
-    links: tuple[JsonDict, ...] | UnknownFact = ()
-    metrics_problem: str | UnknownFact | None = None
-    """Why the metrics URL does not answer; empty when it does; None: no metrics."""
-    versions_by_node: Mapping[str, Mapping[str, str | None]] | UnknownFact
-    open_ports: tuple[OpenPort, ...] | UnknownFact
-    gcs_address: str
-    ray_auth: str | UnknownFact
-    """The store's answer to a connection without a token."""
+_RECENT_S = 3_600.0
+"""A change or a loss so long ago may be the cause of a present problem."""
+_WORST_FIRST = (CheckStatus.FAIL, CheckStatus.WARN, CheckStatus.PASS, CheckStatus.SKIP)
+_FRONT_CHECKS = 3
+_EXPIRY_REMEDY = (
+    "renew the certificate's files; make a key with 'baton keys create' and give it to its clients"
+)
+_REJECTED_REMEDY = "'baton keys list' shows expired and revoked keys; give their clients new ones"
 
 
 def run_checks(
-    config: DeploymentConfig | None, *, address: str | None, progress: Progress
+    config: DeploymentConfig | None,
+    *,
+    address: str | None,
+    progress: Progress,
+    client: Client = DEFAULT_CLIENT,
 ) -> Report:
-    """Run all checks; `config` adds those that need one.
+    """Run all checks within a minute; `config` adds those that need one.
 
     Faults are in the report: it never raises for them.
     """
-    state = _running_cluster() if address is None else None
-    machine = gather_machine(config, progress)
+    machine = PendingFact(_RUN_TIMEOUT_S, "this machine", lambda: gather_machine(config, progress))
+    state, problem = _find_deployment(address)
+    if problem is None:
+        progress("asking the deployment")
+        snapshot = PendingFact(
+            _RUN_TIMEOUT_S,
+            "the deployment",
+            lambda: gather_deployment(state, address, client=client, config=config),
+        ).wait()
+        if isinstance(snapshot, UnknownFact):
+            problem = OperatorError(snapshot.why, "look at 'baton status' and 'baton logs'")
+        elif isinstance(snapshot, BatonError):
+            problem = snapshot
+    if problem is not None:
+        front = None if client.url is None else gather_front(client.url, client).wait()
+        deployment = unreachable_checks(problem, None if isinstance(front, UnknownFact) else front)
+    else:
+        deployment = deployment_checks(cast("DeploymentSnapshot", snapshot))
+    return build_report([("deployment", deployment), *_local_areas(machine.wait(), config, state)])
+
+
+def _local_areas(
+    machine: MachineSnapshot | UnknownFact,
+    config: DeploymentConfig | None,
+    state: ClusterState | None,
+) -> list[tuple[str, Iterable[Check]]]:
+    if isinstance(machine, UnknownFact):
+        topic = Topic("machine", "nothing starts on a machine that cannot be looked at")
+        fix = "see whether a disk or a driver hangs: 'dmesg', 'nvidia-smi', 'df'"
+        return [("machine", [topic.failed(machine.why, fix)])]
     if state is not None:
         token = file_fact("token of the Ray cluster", Path(state.token_file))
         machine = replace(machine, secrets=(*machine.secrets, token))
-    return build_report(
-        (
-            ("machine", machine_checks(machine, config)),
-            (
-                "configuration",
-                doctor_checks(machine, config, running_url=_running_url(config, state)),
-            ),
-            ("deployment", _run_deployment_checks(address, state, progress)),
-        )
-    )
+    running_url = _running_url(config, state)
+    return [
+        ("machine", machine_checks(machine, config)),
+        ("configuration", doctor_checks(machine, config, running_url=running_url)),
+    ]
 
 
-def _running_cluster() -> ClusterState | None:
+def _find_deployment(address: str | None) -> tuple[ClusterState | None, BatonError | None]:
+    """The deployment if it is on this machine, and why none can be asked."""
     try:
-        return local_state()
-    except (NotRunning, OSError):
-        return None
+        return find_local_state(address), None
+    except BatonError as error:
+        return None, error
+    except OSError as error:
+        return None, OperatorError(str(error), "set XDG_RUNTIME_DIR to a folder of your own")
 
 
 def _running_url(config: DeploymentConfig | None, state: ClusterState | None) -> str | None:
@@ -118,24 +144,13 @@ def _running_url(config: DeploymentConfig | None, state: ClusterState | None) ->
     return state.http_url if is_same_port else None
 
 
-def _run_deployment_checks(
-    address: str | None, state: ClusterState | None, progress: Progress
-) -> Iterator[Check]:
-    try:
-        with attach_deployment(address) as deployment:
-            snapshot = gather_deployment(deployment, progress)
-    except BatonError as error:
-        return unreachable_checks(error)
-    return deployment_checks(snapshot)
-
-
 def build_report(areas: Iterable[tuple[str, Iterable[Check]]]) -> Report:
-    """Checks in order, with their numbers; `ok` unless one failed."""
+    """Checks in order, with their numbers; `ok` unless one failed. Counts have the worst first."""
     rows = [(area, check) for area, checks in areas for check in checks]
     counts = Counter(check.status for _, check in rows)
     return {
         "ok": not counts[CheckStatus.FAIL],
-        "counts": {str(status).lower(): counts[status] for status in CheckStatus},
+        "counts": {str(status).lower(): counts[status] for status in _WORST_FIRST},
         "checks": [
             {"number": number, "area": area} | {field: getattr(check, field) for field in _REPORTED}
             for number, (area, check) in enumerate(rows, start=1)
@@ -143,64 +158,35 @@ def build_report(areas: Iterable[tuple[str, Iterable[Check]]]) -> Report:
     }
 
 
-def gather_deployment(deployment: AttachedCluster, progress: Progress) -> DeploymentSnapshot:
-    """Ask the deployment, its endpoint and its nodes."""
-    progress("asking the deployment")
-    state = deployment.state
-    endpoint = None if state is None else state.http_url
-    status = gather_fact(_QUERY_TIMEOUT_S, "the deployment", deployment.status)
-    links = gather_fact(_QUERY_TIMEOUT_S, "its links", deployment.links)
-    metrics_url = _metrics_url(status)
-    gcs_address = get_gcs_address()
-    return DeploymentSnapshot(
-        endpoint=endpoint,
-        health_problem=UnknownFact("its public address is not known here")
-        if endpoint is None
-        else gather_fact(_HTTP_TIMEOUT_S, endpoint, lambda: health_problem(endpoint)),
-        status=status,
-        links=links
-        if isinstance(links, UnknownFact)
-        else tuple(cast("list[JsonDict]", links["links"])),
-        metrics_problem=None
-        if metrics_url is None
-        else gather_fact(_HTTP_TIMEOUT_S, metrics_url, lambda: http_problem(metrics_url)),
-        versions_by_node=gather_fact(
-            _NODES_TIMEOUT_S, "its nodes", lambda: cluster_facts().versions
-        ),
-        open_ports=UnknownFact("its processes run elsewhere: look there with 'baton doctor'")
-        if state is None
-        else gather_fact(_PORTS_TIMEOUT_S, "its processes", lambda: open_ports(state)),
-        gcs_address=gcs_address,
-        ray_auth=gather_fact(
-            _AUTH_PROBE_TIMEOUT_S, gcs_address, lambda: probe_ray_auth(gcs_address)
-        ),
-    )
-
-
-def _metrics_url(status: Mapping[str, object] | UnknownFact) -> str | None:
-    if isinstance(status, UnknownFact):
-        return None
-    observability = cast("JsonDict", status.get("observability") or {})
-    url = observability.get("url")
-    return str(url) if url else None
-
-
 # ---------------------------------------------------------------------------------------- checks
-def unreachable_checks(error: BatonError) -> Iterator[Check]:
-    """Skip all checks without a deployment; fail for an unreachable deployment."""
-    if isinstance(error, NotRunning):
-        yield from _skip_all("nothing runs here")
-        return
+def unreachable_checks(error: BatonError, front: FrontSnapshot | None = None) -> Iterator[Check]:
+    """Skip all checks without a deployment; fail for an unreachable deployment.
+
+    `front` has the answers of an endpoint that the operator named.
+    """
     topic = Topic("deployment", "a deployment that cannot be joined cannot be operated")
-    message = getattr(error, "why", str(error))
-    yield topic.failed(str(message), str(getattr(error, "remedy", "look at 'baton status'")))
-    yield from islice(_skip_all("the deployment cannot be joined"), 1, None)
+    if isinstance(error, NotRunning) and not isinstance(error, AmbiguousDeployment):
+        why = "nothing runs here"
+        yield topic.skipped(why)
+    else:
+        why = "the deployment cannot be joined"
+        message = getattr(error, "why", str(error))
+        yield topic.failed(str(message), str(getattr(error, "remedy", "look at 'baton status'")))
+    skipped = _skip_all(why)
+    yield from (
+        islice(skipped, 1, None)
+        if front is None
+        else (
+            *_front_checks(front),
+            *islice(skipped, 1 + _FRONT_CHECKS, None),
+        )
+    )
 
 
 def _skip_all(why: str) -> Iterator[Check]:
     """Each check of a deployment, as skipped; named by those of a deployment without content."""
     nothing = DeploymentSnapshot(
-        endpoint=None,
+        front=FrontSnapshot(endpoint=None, request=UnknownFact(why), at_s=0.0),
         status={},
         versions_by_node={},
         open_ports=(),
@@ -212,20 +198,25 @@ def _skip_all(why: str) -> Iterator[Check]:
 
 
 def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
-    """Whether the running deployment is well."""
+    """Whether the running deployment is well; first what its clients notice."""
     topic = Topic("deployment", "the controller scales pools and deals out limits")
     status = snapshot.status
     if isinstance(status, UnknownFact):
         yield topic.failed(status.why, "look into its logs with 'baton logs --controller'")
-        yield _check_endpoint(snapshot)
-        yield from islice(_skip_all("the deployment does not answer"), 2, None)
+        yield from _front_checks(snapshot.front)
+        yield from islice(_skip_all("the deployment does not answer"), 1 + _FRONT_CHECKS, None)
         return
     fields = cast("JsonDict", status)
     yield topic.passed(f"{fields.get('model')}, baton {fields.get('baton')}")
-    yield _check_endpoint(snapshot)
+    yield from _front_checks(snapshot.front)
+    yield _check_objectives(fields, snapshot)
     yield _check_ingresses(fields)
     yield _check_joined(fields)
     yield _check_pools(fields)
+    yield _check_losses(fields)
+    yield _check_expiries(fields)
+    yield _check_unauthorized(fields)
+    yield _check_deployment_disks(snapshot.disks)
     yield _check_pairs(snapshot.links)
     yield _check_side_channels(snapshot.links)
     yield _check_agents(fields)
@@ -237,21 +228,148 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
     yield _check_policy(fields)
     yield check_nodes(snapshot.versions_by_node)
     yield check_open_ports(
-        snapshot.open_ports, endpoint=snapshot.endpoint, metrics_url=_metrics_url(snapshot.status)
+        snapshot.open_ports,
+        endpoint=snapshot.front.endpoint,
+        metrics_url=metrics_url_in(snapshot.status),
     )
     yield check_ray_auth(snapshot.ray_auth, snapshot.gcs_address)
 
 
-def _check_endpoint(snapshot: DeploymentSnapshot) -> Check:
+def _front_checks(front: FrontSnapshot) -> tuple[Check, ...]:
+    return (
+        _check_endpoint(front),
+        check_tls(front.tls, front.client, now_s=front.at_s),
+        check_request(front.request, front.client),
+    )
+
+
+def _check_endpoint(front: FrontSnapshot) -> Check:
     topic = Topic("endpoint", "it is what clients talk to")
-    if isinstance(snapshot.health_problem, UnknownFact):
-        return topic.skipped(snapshot.health_problem.why)
-    if snapshot.health_problem:
+    if isinstance(front.health_problem, UnknownFact):
+        if front.endpoint is None:
+            return topic.skipped(front.health_problem.why)
+        return topic.failed(front.health_problem.why, "see 'baton logs --ingress'")
+    if front.health_problem:
         return topic.failed(
-            f"{snapshot.endpoint}/health: {snapshot.health_problem}",
+            f"{front.endpoint}/health: {front.health_problem}",
             "see the ingresses below, and 'baton logs --ingress'",
         )
-    return topic.passed(f"{snapshot.endpoint} says that it is well")
+    return topic.passed(f"{front.endpoint} says that it is well")
+
+
+def _check_objectives(status: JsonDict, snapshot: DeploymentSnapshot) -> Check:
+    topic = Topic("objectives", "clients wait longer than they were told")
+    missed, is_lasting = [], False
+    rows = cast("list[JsonDict]", status.get("classes") or [])
+    for row in rows:
+        recent, window, target = row["attainment"], row["window_attainment"], row["target"]
+        if recent is None or recent >= target:
+            continue
+        is_lasting = is_lasting or (window is not None and window < target)
+        parts = [
+            f"{name.upper()} {row[f'{name}_attainment']:.1%}"
+            for name in ("ttft", "tpot")
+            if row.get(f"{name}_attainment") is not None and row.get(f"{name}_s") is not None
+        ]
+        parts_text = f" ({', '.join(parts)})" if parts else ""
+        missed.append(
+            f"{row['class']}: {recent:.1%} of the last half minute's requests met every objective"
+            f"{parts_text}, expected {target:.1%}"
+        )
+    if not missed:
+        judged = [row["class"] for row in rows if row["attainment"] is not None]
+        return topic.passed(f"{', '.join(judged)}: met" if judged else "no request was judged")
+    make_check = topic.failed if is_lasting else topic.warned
+    return make_check(few(missed), _objectives_remedy(snapshot))
+
+
+def _objectives_remedy(snapshot: DeploymentSnapshot) -> str:
+    """Go back, if the configuration has just changed; else find out what the time goes into."""
+    look = "see 'baton status' for the load, and 'baton trace --slowest' for what takes the time"
+    if isinstance(snapshot.history, UnknownFact):
+        return look
+    changes = [row for row in snapshot.history if row["at_s"] is not None and row["generation"]]
+    if not changes or (age_s := snapshot.front.at_s - changes[-1]["at_s"]) > _RECENT_S:
+        return look
+    last = changes[-1]
+    return (
+        f"the configuration changed {age_s:.0f} s ago ({last['operation']}, generation"
+        f" {last['generation']}): 'baton rollback' returns to the one before; else {look}"
+    )
+
+
+def _check_losses(status: JsonDict) -> Check:
+    topic = Topic("losses", "requests of a replica that ends are computed again elsewhere")
+    if "losses" not in status:
+        return topic.skipped("the controller does not tell")
+    losses = [loss for loss in status["losses"] if loss["age_s"] <= _RECENT_S]
+    if not losses:
+        return topic.passed("no replica ended by itself in the last hour")
+    lines = [
+        f"{loss['replica_id']} {days_text(loss['age_s'])} ago: {loss['detail']}" for loss in losses
+    ]
+    fix = f"see 'baton logs --replica {losses[0]['replica_id']} --all'"
+    if any("memory" in loss["detail"] for loss in losses):
+        fix += (
+            "; 'dmesg' of its node names processes that were killed for want of memory: lower"
+            " engine.kv_cache or replicas.max, or use a larger machine"
+        )
+    return topic.warned(f"{len(losses)} in the last hour: {few(lines)}", fix)
+
+
+def _check_expiries(status: JsonDict) -> Check:
+    topic = Topic("expiry", "a certificate or a last key that expires locks clients out")
+    ingresses = [ingress for ingress in _ingresses(status) if "keys" in ingress]
+    if not ingresses:
+        return topic.skipped("no ingress tells")
+    left_s: dict[str, float] = {}
+    for ingress in ingresses:
+        for tenant, keys in ingress["keys"].items():
+            if keys["expires_s"] is not None:
+                subject = f"the last key of tenant {tenant!r}"
+                left_s[subject] = min(left_s.get(subject, keys["expires_s"]), keys["expires_s"])
+        if ingress.get("tls_expires_s") is not None:
+            left_s["the certificate"] = ingress["tls_expires_s"]
+    soon = {subject: left for subject, left in left_s.items() if left < WARNING_S}
+    findings = [
+        Finding(_expiry_text(subject, left), _EXPIRY_REMEDY) for subject, left in soon.items()
+    ]
+    status_ = (
+        CheckStatus.FAIL if min(soon.values(), default=WARNING_S) < CRITICAL_S else CheckStatus.WARN
+    )
+    return topic.judged(findings, otherwise="nothing within 14 days", status=status_)
+
+
+def _expiry_text(subject: str, left_s: float) -> str:
+    if left_s > 0:
+        return f"{subject} expires in {days_text(left_s)}"
+    return f"{subject} expired {days_text(-left_s)} ago"
+
+
+def _check_unauthorized(status: JsonDict) -> Check:
+    topic = Topic("rejected keys", "clients with a bad key get nothing but status 401")
+    counts = Counter[str]()
+    for ingress in _ingresses(status):
+        counts.update(cast("Mapping[str, int]", ingress.get("unauthorized") or {}))
+    if not counts:
+        return topic.passed("none since the start")
+    listing = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+    return topic.judged(
+        [Finding(f"since the start: {listing}", _REJECTED_REMEDY)]
+        if counts.keys() & {"expired", "revoked"}
+        else [],
+        otherwise=f"since the start: {listing}",
+        status=CheckStatus.WARN,
+    )
+
+
+def _check_deployment_disks(disks: tuple[DiskFact, ...] | UnknownFact) -> Check:
+    topic = Topic("disks", "without room no log, no state and no model can be written")
+    if isinstance(disks, UnknownFact):
+        return topic.warned(disks.why, "see whether a disk hangs: 'df', 'dmesg'")
+    if not disks:
+        return topic.skipped("its folders are on other machines: look there with 'baton doctor'")
+    return check_disks(topic, disks, remedy="or start it with TMPDIR on a larger disk")
 
 
 def _check_ingresses(status: JsonDict) -> Check:
@@ -288,7 +406,7 @@ def _check_pools(status: JsonDict) -> Check:
     topic = Topic("pools", "what is missing is missing from what can be served")
     pools = cast("list[JsonDict]", status.get("pools") or [])
     failing = [
-        f"{pool['pool']}: {str(pool['trouble']).partition(chr(10))[0]}"
+        f"{pool['pool']}: {error_line([str(pool['trouble'])])}"
         for pool in pools
         if pool.get("trouble")
     ]
@@ -506,28 +624,6 @@ def _check_policy(status: JsonDict) -> Check:
 
 def _ingresses(status: JsonDict) -> list[JsonDict]:
     return cast("list[JsonDict]", status.get("ingresses") or [])
-
-
-def open_ports(state: ClusterState) -> tuple[OpenPort, ...]:
-    """Ports of a local deployment's processes on other addresses than loopback."""
-    ports: dict[tuple[str, int], OpenPort] = {}
-    for pid in sorted({state.pid, *marked_processes(state.run_dir)}):
-        try:
-            process = psutil.Process(pid)
-            listeners = [
-                net_connection
-                for net_connection in process.net_connections(kind="tcp")
-                if net_connection.status == psutil.CONN_LISTEN
-            ]
-            program = process.name()
-        except psutil.Error:  # it has ended, or belongs to another user
-            continue
-        for listener in listeners:
-            host, port = listener.laddr
-            if not is_loopback(host):
-                open_port = OpenPort(address=host, port=port, program=program)
-                ports.setdefault((host, port), open_port)
-    return tuple(ports[key] for key in sorted(ports))
 
 
 def check_open_ports(

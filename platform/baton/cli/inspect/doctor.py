@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from baton.cli.backend import Report
+from baton.cli.measure.bench_options import parse_headers
 from baton.cli.options import (
     Address,
     JsonFlag,
@@ -55,6 +56,24 @@ def doctor(  # noqa: PLR0913 - each is an option
         ),
     ] = None,
     sets: SetOptions = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="URL", help="URL that clients use; else the deployment's own."
+        ),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--key-file", metavar="FILE", help="File with an API key; else OPENAI_API_KEY."
+        ),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-file", metavar="FILE", help="Certificates that sign the endpoint's certificate."
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say of every check why it matters.")
     ] = False,
@@ -64,8 +83,8 @@ def doctor(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Find what is wrong, why it matters, and the fix.
 
-    Checks this machine, a named configuration, and the running deployment. Exits with 1 when a
-    check failed.
+    Checks the running deployment, with a request for one token, this machine, and a named
+    configuration, within a minute. Exits with 1 when a check failed.
     """
     backend = backend_of(context)
     with report_errors():
@@ -74,7 +93,14 @@ def doctor(  # noqa: PLR0913 - each is an option
             loaded_config = load_files(context, config, sets)
         elif sets:
             raise typer.BadParameter("there is nothing to set without -c", param_hint="--set")
-        report = backend.commands().doctor(loaded_config, address=address, progress=ProgressLines())
+        report = backend.commands().doctor(
+            loaded_config,
+            address=address,
+            progress=ProgressLines(),
+            url=url,
+            headers=parse_headers(context, [], key_file),
+            ca_file=ca_file,
+        )
     print_report(
         report,
         resolve_format(output, as_json=as_json),
@@ -139,15 +165,19 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _counts_text(counts: dict[str, int]) -> str:
-    parts = [f"{counts['pass']} passed"]
-    words = {"warn": "with a warning", "fail": "failed", "skip": "skipped"}
-    parts += [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]
+    """How many checks had each result, the worst first."""
+    words = {"fail": "failed", "warn": "with a warning", "pass": "passed", "skip": "skipped"}
+    parts = [
+        f"{counts[name]} {word}" for name, word in words.items() if counts[name] or name == "pass"
+    ]
     return ", ".join(parts)
 
 
 def _next_step(report: Report) -> str:
+    """The failures by name, in their order: those of the deployment come first."""
     failed = [
-        check for check in cast("list[JsonDict]", report["checks"]) if check["status"] == "FAIL"
+        f"{check['number']} ({check['name']})"
+        for check in cast("list[JsonDict]", report["checks"])
+        if check["status"] == "FAIL"
     ]
-    numbers = ", ".join(str(check["number"]) for check in failed)
-    return f"fix {numbers}, the first of them first, then run 'baton doctor' again"
+    return f"fix {', '.join(failed)}, the first of them first, then run 'baton doctor' again"

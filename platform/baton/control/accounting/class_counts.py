@@ -26,7 +26,11 @@ class ClassCounts:
     @property
     def attainment(self) -> float | None:
         """The share that met every objective; None when none was judged."""
-        return min(1.0, self.good / self.evaluated) if self.evaluated > 0 else None
+        return self.share(self.good)
+
+    def share(self, met: int) -> float | None:
+        """The share of `met` requests in those that were judged; None when none was."""
+        return min(1.0, met / self.evaluated) if self.evaluated > 0 else None
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
         """Both together."""

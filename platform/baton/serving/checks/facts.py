@@ -1,8 +1,8 @@
 """Gathers the facts that checks judge: of this machine, a configuration's files, and a cluster.
 
-Facts that may take long have a deadline each. Guards of couplings import vLLM, Ray Serve and NIXL,
-so they run in a process of their own. An import takes seconds and may crash, and this process must
-set the environment of Ray Serve first.
+Facts that may take long have a deadline each, and are gathered side by side. Guards of couplings
+import vLLM, Ray Serve and NIXL, so they run in a process of their own. An import takes seconds and
+may crash, and this process must set the environment of Ray Serve first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import httpx
 import msgspec
@@ -40,6 +41,7 @@ from baton.domain.names.model_sources import hub_id, is_on_hub
 from baton.engine.cuda_home import CannotCompileError, check_compilers
 from baton.engine.gpus import count_gpus, driver_cuda_version, use_cpu_without_gpus
 from baton.engine.hub_fetch import FetchFailure, access_failure, no_answer_failure
+from baton.serving.checks.endpoint import connection_problem
 from baton.serving.checks.named_files import (
     NodeFiles,
     inspect_node_files,
@@ -48,7 +50,7 @@ from baton.serving.checks.named_files import (
     source_findings,
     tls_findings,
 )
-from baton.serving.checks.result import Finding, UnknownFact
+from baton.serving.checks.result import Finding, UnknownFact, last_line
 from baton.serving.cluster.readiness import local_client
 from baton.serving.front.data_path import choose_data_path, port_is_free
 from baton.serving.ray.autoscaler import NodeType
@@ -59,24 +61,29 @@ Progress = Callable[[str], None]
 SERVER_PORT: Final = "server.port"
 _CONFLICTING_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
 _FACT_TIMEOUT_S = 5.0
+_START_TIMEOUT_S = 15.0
 _HAPROXY_TIMEOUT_S = 15.0
 _HUB_TIMEOUT_S = 4.0
 """With the import of the hub's client, and the time for names to be resolved."""
 _NO_HUB_VARIABLES = ("HF_HUB_OFFLINE", "VLLM_USE_MODELSCOPE")
 """With either set, no model comes from the hub."""
-_IMPORT_TIMEOUT_S = 180.0
+_IMPORT_TIMEOUT_S = 40.0
 """vLLM takes 6 to 9 s to import on a quiet machine."""
+_SLACK_S = 1.0
+"""For a process that is ended at its deadline."""
 _HTTP_TIMEOUT_S = 3.0
 _NODE_TIMEOUT_S = 60.0
 """A node may have to start a worker process first."""
-COUPLINGS_TIMEOUT_S: Final = 180.0
+_COUPLINGS_TIMEOUT_S = 180.0
+"""Of a start, which waits for them."""
 _TIME_ERROR = 5
 """Result of `adjtimex` while no time service synchronizes the clock."""
 INGRESS_IMPORT: Final = "baton.engine.vllm.frontend.llm"
 """The ingress's import of vLLM, which moves between versions."""
 _IMPORTED = ("torch", "ray", "vllm", "nixl", INGRESS_IMPORT)
 _IMPORT_SCRIPT = """
-import importlib, json, sys
+import importlib, json, os, sys
+os.nice(10)
 told = {}
 for name in sys.argv[1:]:
     try:
@@ -86,7 +93,8 @@ for name in sys.argv[1:]:
             said["cuda_version"] = module.version.cuda
         told[name] = said
     except BaseException as error:
-        told[name] = {"problem": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        lines = [line for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+        told[name] = {"problem": lines[-1].strip()[:300]}
 print("\\n" + json.dumps(told))
 """
 _COUPLING_TABLES: Final = {
@@ -95,7 +103,8 @@ _COUPLING_TABLES: Final = {
     "NIXL": "baton.transfer.couplings",
 }
 _COUPLING_SCRIPT = """
-import importlib, json, sys
+import importlib, json, os, sys
+os.nice(10)
 from baton.runtime.patch import coupling_report
 rows = []
 for vendor, table in json.loads(sys.argv[1]).items():
@@ -128,6 +137,15 @@ class FileFact:
     only_hashes: bool = False
     """A reader learns who may call, but cannot call with it."""
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFact:
+    """The file system of a folder."""
+
+    purpose: str
+    path: str
+    free_bytes: int | UnknownFact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +213,8 @@ class MachineSnapshot(MachineFacts):
     kernel_compile_error: str = ""
     """Why kernels for GPUs cannot be compiled; empty when they can, or without GPUs."""
     free_shared_memory_bytes: int | UnknownFact
-    free_disk_bytes: int | UnknownFact
-    """Where Ray keeps its session and its logs."""
-    disk_path: str
+    disks: tuple[DiskFact, ...]
+    """Where a deployment that starts here keeps its session, its logs and its models."""
     fd_limits: FileDescriptorLimits
     haproxy_warning: str | UnknownFact | None
     """Why HAProxy cannot carry the tokens; None when it can."""
@@ -241,56 +258,127 @@ def gather_start(config: DeploymentConfig | None) -> MachineFacts:
     )
 
 
-def gather_machine(config: DeploymentConfig | None, progress: Progress) -> MachineSnapshot:
-    """Look at this machine and, with a configuration, at the ports and files that it names."""
+def gather_machine(
+    config: DeploymentConfig | None, progress: Progress
+) -> MachineSnapshot | UnknownFact:
+    """Look at this machine and, with a configuration, at the ports and files that it names.
+
+    All facts are gathered side by side: it returns within the longest of their deadlines.
+    """
     progress("importing " + ", ".join(PACKAGES) + " in processes of their own")
-    folder = tempfile.gettempdir()
-    with ThreadPoolExecutor(1) as executor:
-        couplings = executor.submit(
-            gather_fact, COUPLINGS_TIMEOUT_S + _FACT_TIMEOUT_S, "couplings", read_couplings
-        )
-        start = gather_start(config)
-        machine = MachineSnapshot(
-            **{field.name: getattr(start, field.name) for field in fields(start)},
-            conflicting_packages=installed_versions(_CONFLICTING_PACKAGES),
-            imports=gather_fact(
-                _IMPORT_TIMEOUT_S + _FACT_TIMEOUT_S, "importing them", _try_imports
-            ),
-            kernel_compile_error=_kernel_compile_error() if start.gpus else "",
-            free_shared_memory_bytes=gather_fact(
-                _FACT_TIMEOUT_S, "/dev/shm", lambda: shutil.disk_usage("/dev/shm").free  # noqa: S108 - looked at
-            ),
-            free_disk_bytes=gather_fact(
-                _FACT_TIMEOUT_S, folder, lambda: shutil.disk_usage(folder).free
-            ),
-            disk_path=folder,
-            fd_limits=_fd_limits(),
-            haproxy_warning=gather_fact(
-                _HAPROXY_TIMEOUT_S, "HAProxy", lambda: choose_data_path(os.environ).warning
-            ),
-            clock_synchronized=gather_fact(_FACT_TIMEOUT_S, "the clock", _is_clock_synchronized),
-            nics=rdma_nics(Path("/sys/class/infiniband")),
-            secrets=() if config is None else secret_files(config),
-        )  # fmt: skip
-        return replace(machine, couplings=couplings.result())
+    couplings = PendingFact(
+        _IMPORT_TIMEOUT_S + _SLACK_S, "couplings", lambda: read_couplings(_IMPORT_TIMEOUT_S)
+    )
+    imports = PendingFact(_IMPORT_TIMEOUT_S + _SLACK_S, "importing them", _try_imports)
+    start = PendingFact(_START_TIMEOUT_S, "this machine", lambda: gather_start(config))
+    shared_memory = PendingFact(
+        _FACT_TIMEOUT_S, "/dev/shm", lambda: shutil.disk_usage("/dev/shm").free  # noqa: S108 - looked at
+    )  # fmt: skip
+    disks = gather_disks(start_folders(config))
+    haproxy = PendingFact(
+        _HAPROXY_TIMEOUT_S, "HAProxy", lambda: choose_data_path(os.environ).warning
+    )
+    clock = PendingFact(_FACT_TIMEOUT_S, "the clock", _is_clock_synchronized)
+    compilers = PendingFact(_FACT_TIMEOUT_S, "compilers", _kernel_compile_error)
+    secrets = PendingFact(
+        _FACT_TIMEOUT_S,
+        "token and key files",
+        lambda: () if config is None else secret_files(config),
+    )
+    facts = start.wait()
+    if isinstance(facts, UnknownFact):
+        return facts
+    compile_error, files = compilers.wait(), secrets.wait()
+    if isinstance(compile_error, UnknownFact):
+        compile_error = f"{compile_error.why}; see whether g++ and nvcc start"
+    return MachineSnapshot(
+        **{field.name: getattr(facts, field.name) for field in fields(facts)},
+        conflicting_packages=installed_versions(_CONFLICTING_PACKAGES),
+        imports=imports.wait(),
+        kernel_compile_error=compile_error if facts.gpus else "",
+        free_shared_memory_bytes=shared_memory.wait(),
+        disks=disks,
+        fd_limits=_fd_limits(),
+        haproxy_warning=haproxy.wait(),
+        clock_synchronized=clock.wait(),
+        nics=rdma_nics(Path("/sys/class/infiniband")),
+        secrets=(FileFact(path="files", purpose="keys and tokens", problem=files.why),)
+        if isinstance(files, UnknownFact)
+        else files,
+        couplings=couplings.wait(),
+    )
+
+
+class PendingFact(Generic[T]):
+    """A fact that a thread of its own finds out, from now until its deadline."""
+
+    def __init__(self, deadline_s: float, label: str, read_fact: Callable[[], T]) -> None:
+        self._deadline_s = deadline_s
+        self._until_s = time.monotonic() + deadline_s
+        self._label = label
+        self._answers: SimpleQueue[T | UnknownFact] = SimpleQueue()
+        self._lock = threading.Lock()
+        # A daemon: a disk that hangs must not keep the command from ending.
+        threading.Thread(
+            target=self._read, args=(read_fact,), name=f"look at {label}", daemon=True
+        ).start()
+
+    def wait(self) -> T | UnknownFact:
+        """The fact, or why it is unknown: an error, or the deadline."""
+        with self._lock:
+            try:
+                answer = self._answers.get(timeout=max(0.0, self._until_s - time.monotonic()))
+            except Empty:
+                return UnknownFact(
+                    f"{self._label}: nothing came within {self._deadline_s:g} s", is_late=True
+                )
+            self._answers.put(answer)  # for the next who waits
+            return answer
+
+    def _read(self, read_fact: Callable[[], T]) -> None:
+        try:
+            self._answers.put(read_fact())
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
+            late = f"nothing came within {self._deadline_s:g} s"
+            why = late if isinstance(error, subprocess.TimeoutExpired) else str(error) or late
+            self._answers.put(UnknownFact(f"{self._label}: {why}", is_late=True))
+        except Exception as error:  # noqa: BLE001 - a fact that cannot be had is one, too
+            why = last_line(f"{type(error).__name__}: {error}")
+            kind = type(error).__name__
+            self._answers.put(
+                UnknownFact(f"{self._label}: {why if why.startswith(kind) else f'{kind}: {why}'}")
+            )
 
 
 def gather_fact(deadline_s: float, label: str, read_fact: Callable[[], T]) -> T | UnknownFact:
     """A fact, or why it is unknown: an error, or the deadline."""
-    answers: SimpleQueue[T | UnknownFact] = SimpleQueue()
+    return PendingFact(deadline_s, label, read_fact).wait()
 
-    def worker() -> None:
-        try:
-            answers.put(read_fact())
-        except Exception as error:  # noqa: BLE001 - a fact that cannot be had is one, too
-            answers.put(UnknownFact(f"{label}: {type(error).__name__}: {error}".splitlines()[0]))
 
-    # A daemon: a disk that hangs must not keep the command from ending.
-    threading.Thread(target=worker, name=f"look at {label}", daemon=True).start()
-    try:
-        return answers.get(timeout=deadline_s)
-    except Empty:
-        return UnknownFact(f"{label}: nothing came within {deadline_s:g} s")
+def start_folders(config: DeploymentConfig | None) -> dict[str, Path]:
+    """The folders of a deployment that starts here, by their purpose."""
+    folders = {"Ray's session and logs": Path(tempfile.gettempdir())}
+    if config is not None and (cache := config.cluster.model_cache.path) is not None:
+        folders["the model cache"] = Path(cache).expanduser()
+    return folders
+
+
+def gather_disks(folders: Mapping[str, Path]) -> tuple[DiskFact, ...]:
+    """The file systems of folders, which are given by their purpose; each has a deadline."""
+    pending = [
+        (purpose, path, PendingFact(_FACT_TIMEOUT_S, str(path), partial(_free_bytes, path)))
+        for purpose, path in folders.items()
+    ]
+    return tuple(
+        DiskFact(purpose=purpose, path=str(path), free_bytes=fact.wait())
+        for purpose, path, fact in pending
+    )
+
+
+def _free_bytes(folder: Path) -> int:
+    """For this user, in the file system of a folder or of its nearest parent that exists."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def hub_findings(
@@ -380,7 +468,7 @@ def health_problem(url: str) -> str:
         with local_client(url) as client:
             answer = client.get("/health", timeout=_HTTP_TIMEOUT_S)
     except httpx.HTTPError as error:
-        return f"{type(error).__name__}: {error}"
+        return connection_problem(error)
     return "" if answer.is_success else f"it answers {answer.status_code}"
 
 
@@ -389,7 +477,7 @@ def http_problem(url: str) -> str:
     try:
         httpx.get(url, timeout=_HTTP_TIMEOUT_S, trust_env=False)
     except httpx.HTTPError as error:
-        return f"{type(error).__name__}: {error}"
+        return connection_problem(error)
     return ""
 
 
@@ -398,16 +486,14 @@ def _try_imports() -> dict[str, ImportResult]:
     return msgspec.json.decode(answer, type=dict[str, ImportResult])
 
 
-def read_couplings() -> tuple[Coupling, ...]:
+def read_couplings(timeout_s: float = _COUPLINGS_TIMEOUT_S) -> tuple[Coupling, ...]:
     """Try every row of the tables of couplings; blocks for seconds.
 
     Raises:
         RuntimeError: the process that tries them failed.
         subprocess.TimeoutExpired: it did not end.
     """
-    answer = _run_python(
-        _COUPLING_SCRIPT, json.dumps(_COUPLING_TABLES), timeout_s=COUPLINGS_TIMEOUT_S
-    )
+    answer = _run_python(_COUPLING_SCRIPT, json.dumps(_COUPLING_TABLES), timeout_s=timeout_s)
     return msgspec.json.decode(answer, type=tuple[Coupling, ...])
 
 

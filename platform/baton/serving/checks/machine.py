@@ -10,6 +10,7 @@ from baton.engine.gpus import driver_problem
 from baton.serving.checks.facts import (
     INGRESS_IMPORT,
     Coupling,
+    DiskFact,
     ImportResult,
     MachineFacts,
     MachineSnapshot,
@@ -87,7 +88,8 @@ def check_versions(
 def _check_imports(machine: MachineSnapshot) -> Check:
     topic = Topic("imports", "what cannot be imported here cannot start in a replica")
     if isinstance(machine.imports, UnknownFact):
-        return topic.failed(
+        make_check = topic.warned if machine.imports.is_late else topic.failed
+        return make_check(
             machine.imports.why, 'try by hand: python -c "import torch, ray, vllm, nixl"'
         )
     problems = {name: result.problem for name, result in machine.imports.items() if result.problem}
@@ -233,15 +235,36 @@ def _check_shared_memory(machine: MachineSnapshot) -> Check:
 
 
 def _check_disk(machine: MachineSnapshot) -> Check:
-    topic = Topic("disk", "Ray's session and all logs are kept there")
-    free = machine.free_disk_bytes
-    if isinstance(free, UnknownFact):
-        return topic.skipped(free.why)
-    summary = f"{size_text(free)} free in {machine.disk_path}"
-    fix = f"make room in {machine.disk_path}, or set TMPDIR to a larger disk"
-    if free < _MIN_DISK_BYTES:
-        return topic.failed(summary, fix)
-    return topic.warned(summary, fix) if free < _RECOMMENDED_DISK_BYTES else topic.passed(summary)
+    return check_disks(
+        Topic("disk", "Ray's session, all logs and models are kept there"),
+        machine.disks,
+        remedy="or set TMPDIR or cluster.model_cache.path to a larger disk",
+    )
+
+
+def check_disks(topic: Topic, disks: Sequence[DiskFact], *, remedy: str) -> Check:
+    """Whether the file system of each folder has room; the worst of them decides."""
+    full, low, unknown = [], [], []
+    for disk in disks:
+        free = disk.free_bytes
+        if isinstance(free, UnknownFact):
+            unknown.append(free.why)
+            continue
+        line = f"{size_text(free)} free in {disk.path} ({disk.purpose})"
+        if free < _MIN_DISK_BYTES:
+            full.append(Finding(line, f"make room in {disk.path}, {remedy}"))
+        elif free < _RECOMMENDED_DISK_BYTES:
+            low.append(Finding(line, f"make room in {disk.path}, {remedy}"))
+    if full:
+        return topic.judged([*full, *low])
+    if unknown:
+        return topic.warned("; ".join(unknown), "see whether that disk hangs: 'df', 'dmesg'")
+    room = ", ".join(
+        f"{size_text(disk.free_bytes)} free in {disk.path}"
+        for disk in disks
+        if isinstance(disk.free_bytes, int)
+    )
+    return topic.judged(low, otherwise=room, status=CheckStatus.WARN)
 
 
 def _check_fd_limits(machine: MachineSnapshot) -> Check:

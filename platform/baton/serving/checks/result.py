@@ -100,6 +100,13 @@ class UnknownFact:
     """A fact that could not be found out."""
 
     why: str
+    is_late: bool = False
+    """Whether it did not come by its deadline: the machine may only be busy."""
+
+
+def last_line(text: str) -> str:
+    """The last line with content: of a traceback, the exception that ended it."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def lines_with(status: CheckStatus, checks: Iterable[Check]) -> tuple[str, ...]:

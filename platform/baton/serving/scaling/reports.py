@@ -62,6 +62,8 @@ def class_rows(slos: Mapping[str, Slo], observer: Observer, now_s: float) -> lis
                 "tpot_s": slo.tpot_s,
                 "target": slo.attainment_target,
                 "attainment": _rounded(current.counts.attainment),
+                "ttft_attainment": _rounded(current.counts.share(current.counts.ttft_met)),
+                "tpot_attainment": _rounded(current.counts.share(current.counts.tpot_met)),
                 "requests_per_s": round(current.ended_per_s, 3),
                 "goodput_per_s": round(current.good_per_s, 3),
                 "window_attainment": _rounded(
