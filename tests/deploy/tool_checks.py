@@ -32,7 +32,7 @@ _CORE = frozenset(
     }
 )
 _OPERATOR_KINDS = {"PodMonitor": "v1", "PrometheusRule": "v1", "ScrapeConfig": "v1alpha1"}
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 300.0
 
 
 def missing_tools() -> list[str]:

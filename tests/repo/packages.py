@@ -80,7 +80,7 @@ def install(wheel: Path, folder: Path, *, with_engines: bool) -> Installed:
     Without engines it is empty but for what the wheel itself asks for. With engines, the packages
     of this environment are there, too, without its installation of this tree: they are gigabytes.
     """
-    environment, empty, home = (folder / name for name in ("environment", "empty", "home"))
+    environment, empty, runtime = (folder / name for name in ("environment", "empty", "runtime"))
     venv.create(environment, with_pip=False, symlinks=True)
     python = environment / "bin" / "python"
     options: Sequence[str] = ("--quiet",)
@@ -92,14 +92,12 @@ def install(wheel: Path, folder: Path, *, with_engines: bool) -> Installed:
         options = ("--quiet", "--no-deps", "--no-index")
     done = pip("--python", str(python), "install", *options, str(wheel))
     assert done.returncode == 0, done.stderr
-    for path in (empty, home):
-        path.mkdir()
-    home.chmod(0o700)
-    variables = {name: str(home) for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME")}
+    empty.mkdir()
+    runtime.mkdir(mode=0o700)
     return Installed(
         program=environment / "bin" / "baton",
         folder=empty,
-        environment={**_environment(), **variables, "NO_COLOR": "1"},
+        environment={**_environment(), "XDG_RUNTIME_DIR": str(runtime), "NO_COLOR": "1"},
     )
 
 

@@ -35,19 +35,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-def platform_trees() -> Iterator[tuple[str, ast.Module]]:
-    """Each file of the platform but the one that makes such commands."""
+def nodes_of_files_with(words: str) -> Iterator[ast.AST]:
+    """What files of the platform with these words consist of, without the maker of commands."""
     for path in (ROOT / "platform").rglob("*.py"):
-        if path != Path(str(distribution.__file__)):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+        text = path.read_text()
+        if words in text and path != Path(str(distribution.__file__)):
+            yield from ast.walk(ast.parse(text))
 
 
 def commands_of_messages() -> set[str]:
     """Every installation of baton that a message of the platform names."""
     calls = [
         (_MAKERS[node.func.id], [ast.literal_eval(argument) for argument in node.args])
-        for _, tree in platform_trees()
-        for node in ast.walk(tree)
+        for node in nodes_of_files_with("pip_install")
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in _MAKERS
@@ -79,13 +79,12 @@ def test_no_message_names_the_other_project_of_our_name() -> None:
 
 def test_messages_say_in_one_way_how_baton_is_installed() -> None:
     written_out = {
-        (file, node.value)
-        for file, tree in platform_trees()
-        for node in ast.walk(tree)
+        node.value
+        for node in nodes_of_files_with("pip install")
         if isinstance(node, ast.Constant) and "pip install" in str(node.value)
     }
     # The one package that neither baton nor an engine installs: see the next test.
-    assert {text for _, text in written_out} == {"pip install 'runai-model-streamer["}
+    assert written_out == {"pip install 'runai-model-streamer["}
 
 
 def test_the_streamer_is_installed_with_extras_that_vllm_asks_it_for() -> None:

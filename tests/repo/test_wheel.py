@@ -221,7 +221,7 @@ def demo(
 
 _BESIDE_A_DEPLOYMENT = {
     "status": r"^model: tiny$",
-    "trace": r"demo-1",
+    "trace": r"demo-\d",
     "chat --max-tokens 4 --verbose Hello": r"4 tokens, ended by length, prefill-\w+ -> decode-",
     "explain scale": r"decode",
     "logs": r"replica_started",

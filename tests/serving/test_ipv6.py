@@ -17,7 +17,8 @@ from baton.serving.checks.configuration import check_exposure, check_ports
 from baton.serving.checks.facts import PortFact
 from baton.serving.checks.result import CheckStatus
 from baton.serving.cluster.local_cluster import attach
-from baton.serving.doctor import OpenPort, check_open_ports
+from baton.serving.doctor import check_open_ports
+from baton.serving.doctor_facts import OpenPort
 from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
 from baton.serving.replica.engines import (
     ReplicaSite,

@@ -57,7 +57,7 @@ from baton.serving.doctor_facts import (
     metrics_url_in,
 )
 from baton.serving.operator.attached import find_local_state
-from baton.serving.operator.local_deployment import error_line
+from baton.serving.ray.serve_control import error_line
 
 JsonDict = dict[str, Any]
 Report = Mapping[str, object]

@@ -39,6 +39,7 @@ from baton.serving.checks.facts import (
     PendingFact,
     cluster_facts,
     gather_disks,
+    gather_fact,
     health_problem,
     http_problem,
 )
@@ -320,10 +321,10 @@ def print_cluster_facts(address: str | None, names: Sequence[str]) -> None:
                 "versions": lambda: dict(cluster_facts().versions),
             }
             for name in names:
-                fact = auth
-                if name != "ray_auth":
-                    fact = PendingFact(_CLUSTER_TIMEOUT_S, name, facts[name])
-                _print_fact(name, fact.wait())
+                if name == "ray_auth":
+                    _print_fact(name, auth.wait())
+                else:
+                    _print_fact(name, gather_fact(_CLUSTER_TIMEOUT_S, name, facts[name]))
     except BatonError as error:
         _print_line(
             "error",

@@ -21,7 +21,7 @@ from baton.runtime.keys.api_keys import mint
 from baton.runtime.keys.key_files import edit_key_file
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.cluster.reaper import marked_processes
-from baton.serving.doctor import open_ports
+from baton.serving.doctor_facts import open_ports
 from baton.serving.ray.auth_probe import probe_ray_auth
 from tests.chaos.case import Bound, Engines, Outcome, at_least, case, exactly
 from tests.e2e.deployments import Deployment, running_deployment

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from baton.cli.backend import Report
-from baton.cli.measure.bench_options import parse_headers
+from baton.cli.endpoint import CaFile, KeyFile, parse_headers
 from baton.cli.options import (
     Address,
     JsonFlag,
@@ -62,18 +62,8 @@ def doctor(  # noqa: PLR0913 - each is an option
             "--url", metavar="URL", help="URL that clients use; else the deployment's own."
         ),
     ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--key-file", metavar="FILE", help="File with an API key; else OPENAI_API_KEY."
-        ),
-    ] = None,
-    ca_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--ca-file", metavar="FILE", help="Certificates that sign the endpoint's certificate."
-        ),
-    ] = None,
+    key_file: KeyFile = None,
+    ca_file: CaFile = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say of every check why it matters.")
     ] = False,

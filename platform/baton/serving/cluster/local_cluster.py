@@ -404,7 +404,8 @@ def check_store_address(address: str) -> None:
 def _is_store_here(port: int) -> bool:
     """Whether a store of this machine listens at a port."""
     for connection in psutil.net_connections(kind="tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+        is_listener = connection.status == psutil.CONN_LISTEN
+        if is_listener and getattr(connection.laddr, "port", None) == port:
             with contextlib.suppress(psutil.Error, ValueError):
                 return psutil.Process(connection.pid).name() == _STORE_PROCESS
     return False
