@@ -32,6 +32,8 @@ def spread(
         () if roster is None else (pool for role in SPLIT_ROLES for pool in roster.planned[role])
     )
     return {
-        seat.pool.name: DesiredReplicas(replicas=seat.replicas, reason=reason, inputs=inputs)
-        for seat in (*groups.mixed, *planned)
+        planned_pool.pool.name: DesiredReplicas(
+            replicas=planned_pool.replicas, reason=reason, inputs=inputs
+        )
+        for planned_pool in (*groups.mixed, *planned)
     }

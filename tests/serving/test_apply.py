@@ -288,7 +288,7 @@ def test_pools_are_replaced_one_after_the_other_and_watched_in_between(make: Mak
     assert [(order["d"], order["p"]) for order in fleet.orders] == [(new, old), (new, new)]
     assert fleet.waited_s >= 14
     assert [note["state"] for note in fleet.notes][-1] == "done"
-    assert len(applied.stage_verdicts) == 2
+    assert len(applied.stage_decisions) == 2
 
 
 def test_pools_that_could_not_exchange_blocks_meanwhile_are_replaced_together(make: Make) -> None:
@@ -353,7 +353,7 @@ def test_without_rollback_what_is_no_good_stays_and_says_so(make: Make) -> None:
 def test_without_waiting_all_is_ordered_and_nothing_judged(make: Make) -> None:
     new = make(*BOTH)
     fleet = Fleet(make(), worse=True)
-    assert fleet.apply(new, wait=False).stage_verdicts == ("not watched",)
+    assert fleet.apply(new, wait=False).stage_decisions == ("not watched",)
     assert [(order["d"], order["p"]) for order in fleet.orders] == [(new, new)]
     assert fleet.waited_s < 1
 

@@ -145,28 +145,28 @@ class _Override:
     findings: list[Finding]
 
 
-def _layer(root: Section, path: Path, said: _Override) -> Section:
+def _layer(root: Section, path: Path, override: _Override) -> Section:
     """The layer of one variable or option; empty after an error."""
     try:
-        node = read_text(said.text, said.origin, said.findings)
+        node = read_text(override.text, override.origin, override.findings)
     except Unreadable as error:
         what = f"{error.finding.message}, put text with special characters in quotes"
-        said.findings.append(Finding(said.origin, path, what))
-        return Section({}, said.origin)
+        override.findings.append(Finding(override.origin, path, what))
+        return Section({}, override.origin)
     path = _expand_model_alias(root, path)
     reached: Node = root
     for depth, key in enumerate(path):
         if isinstance(reached, ListNode):
             what = f"{format_path(path[:depth])} is a list, set it as a whole: [first, second]"
-            said.findings.append(Finding(said.origin, path, what))
-            return Section({}, said.origin)
+            override.findings.append(Finding(override.origin, path, what))
+            return Section({}, override.origin)
         entry = reached.entries.get(key) if isinstance(reached, Section) else None
         if entry is None:
             break
         reached = entry.node
     for key in reversed(path[1:]):
-        node = Section({key: Entry(node, said.origin)}, said.origin)
-    return Section({path[0]: Entry(node, said.origin)}, said.origin)
+        node = Section({key: Entry(node, override.origin)}, override.origin)
+    return Section({path[0]: Entry(node, override.origin)}, override.origin)
 
 
 def _expand_model_alias(root: Section, path: Path) -> Path:

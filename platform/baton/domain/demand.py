@@ -23,18 +23,18 @@ class Tally(NamedTuple):
     pool: str
     """Where it decoded, or would have; empty for requests that were never placed."""
     evaluated: int = 0
-    """All ended requests but the excused and the barred: the denominator of attainment."""
+    """All ended requests but excluded ones and client errors: the denominator of attainment."""
     excluded: int = 0
     """Neither good nor a miss: the client left before anything was due, and had got nothing."""
     client_errors: int = 0
     """Refused for their own doing: over their tenant's limits, not allowed, too long."""
     good: int = 0
-    """Those of the judged that met every objective."""
+    """Those of the evaluated that met every objective."""
     ttft_met: int = 0
     tpot_met: int = 0
     itl_met: int = 0
     shed: int = 0
-    """Of the judged, as are the next two."""
+    """Of the evaluated, as are the next two."""
     evicted: int = 0
     failed: int = 0
     cancelled: int = 0

@@ -61,7 +61,7 @@ class Patch:
         Raises:
             EngineStartFailed: it does not fit, and is required.
         """
-        return self._judge(self.find_incompatibility())
+        return self._report(self.find_incompatibility())
 
     def install(self, *arguments: Any, **values: Any) -> bool:  # noqa: ANN401 - a vendor's objects
         """Apply the row if it fits; whether it is applied.
@@ -75,10 +75,10 @@ class Patch:
         try:
             self.apply(*arguments, **values)
         except MissingAttribute as error:
-            return self._judge(str(error))
+            return self._report(str(error))
         return True
 
-    def _judge(self, why: str | None) -> bool:
+    def _report(self, why: str | None) -> bool:
         if why is None:
             return True
         versions = f"{self.target.package} {' or '.join(self.target.tested)}"

@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     slo_class: str = DEFAULT_CLASS
     """The class in which it was served."""
     slo_met: bool = True
-    """Whether it met the objectives of that class, as the coordinator judged."""
+    """Whether it met the objectives of that class, as the coordinator evaluated it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

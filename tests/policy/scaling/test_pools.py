@@ -170,8 +170,11 @@ def roster(prefill: int, decode: int, *, away: int = 0, back: int = 0) -> PoolAs
 
 
 def sizes(of: PoolAssignment) -> dict[str, tuple[int, int]]:
-    seats = (*of.planned[Role.PREFILL], *of.planned[Role.DECODE])
-    return {seat.pool.name: (seat.replicas, seat.flipped) for seat in seats}
+    planned_pools = (*of.planned[Role.PREFILL], *of.planned[Role.DECODE])
+    return {
+        planned_pool.pool.name: (planned_pool.replicas, planned_pool.flipped)
+        for planned_pool in planned_pools
+    }
 
 
 def test_players_are_a_roles_own_but_for_those_away_and_the_others_guests() -> None:
@@ -269,9 +272,9 @@ def test_pools_that_do_the_same_are_resized_within_bounds(
         pool("decode", Role.MIXED, {Role.MIXED: have}),
         pool("more", Role.MIXED, {Role.MIXED: more}),
     ]
-    seated = plan_pools(pools, BOUNDS)
-    resize(seated, replicas)
-    after = [seat.replicas for seat in seated]
+    planned = plan_pools(pools, BOUNDS)
+    resize(planned, replicas)
+    after = [planned_pool.replicas for planned_pool in planned]
     assert sum(after) == min(max(replicas, min(have, 1) + min(more, 1)), 16)
     assert all(size <= 8 for size in after)
 

@@ -76,8 +76,8 @@ def _extra_factor(name: str, default: object = None) -> Factor:
     """An argument of vLLM; null is its default."""
 
     def value(engine: EngineConfig) -> object:
-        said = engine.extra.get(name)
-        return default if said is None or said == {} else said
+        argument = engine.extra.get(name)
+        return default if argument is None or argument == {} else argument
 
     return _engine_factor(f"extra.{name}", value)
 

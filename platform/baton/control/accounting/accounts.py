@@ -372,7 +372,7 @@ class _Row:
     by_outcome: dict[Phase, int] = field(default_factory=dict)
 
     def add(self, record: RequestRecord, *, is_client_error: bool, was_placed: bool) -> None:
-        """Count a request in exactly one of three ways: judged, excused, barred."""
+        """Count a request in exactly one of three ways: evaluated, excluded, client error."""
         if is_client_error:
             self.client_errors += 1
             return
@@ -508,7 +508,7 @@ class SloTotals:
         for key, row in self._rows.items():
             ended = sum(row.by_outcome.values())
             assert row.evaluated + row.excluded == ended, (
-                f"{key}: {ended} ended, not all are judged"
+                f"{key}: {ended} ended, not all are evaluated"
             )
             least_met = min(row.ttft_met, row.tpot_met, row.itl_met)
             assert row.good <= least_met <= row.evaluated, f"{key}: more are good than met all"

@@ -19,17 +19,17 @@ class ClassCounts:
     tpot_met: int = 0
     itl_met: int = 0
     refused: int = 0
-    """Shed and evicted, of the judged."""
+    """Shed and evicted, of the evaluated."""
     failed: int = 0
     client_errors: int = 0
 
     @property
     def attainment(self) -> float | None:
-        """The share that met every objective; None when none was judged."""
+        """The share that met every objective; None when none was evaluated."""
         return self.share(self.good)
 
     def share(self, met: int) -> float | None:
-        """The share of `met` requests in those that were judged; None when none was."""
+        """The share of `met` requests in those that were evaluated; None when none was."""
         return min(1.0, met / self.evaluated) if self.evaluated > 0 else None
 
     def __add__(self, other: ClassCounts) -> ClassCounts:

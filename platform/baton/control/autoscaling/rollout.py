@@ -3,7 +3,7 @@
 Theory of operation. Replicas are replaced in *stages*, one pool after the other. During a stage and
 its *soak*, failed legs and SLO misses of new replicas are compared with those of old replicas. New
 replicas are rolled back if they are worse beyond chance, end by themselves, or fail nearly every
-leg. Few requests prove nothing: then the time decides, and the verdict says so.
+leg. Few requests prove nothing: then the time decides, and the decision says so.
 
 Beyond chance means that Wilson's lower bound for the new lies above the upper bound for the old, by
 more than a margin. A rollout is evaluated many times, so the interval is wide: at z = 3 a single
@@ -72,7 +72,7 @@ class RolloutRules:
     max_failed_fraction: float = 0.5
     """With nothing to compare with, more broken legs than this are too many."""
     min_legs: int = 20
-    """A verdict on fewer says that it rests on little."""
+    """A decision on fewer says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,7 +263,7 @@ def _admit_or_enqueue(
     ttft_s: float,
     options: AdmissionOptions,
 ) -> Admit | Enqueue:
-    """The verdict on one who will be in time."""
+    """The decision on a request that will be in time."""
     slack_s = limit.queued_limit_s - forecast.waited_s - forecast.unqueued_ttft_s
     if forecast.queue_wait_s is not None:
         return Enqueue(AdmissionReason.BEHIND_OTHERS, ttft_s, slack_s)

@@ -1,8 +1,8 @@
 """Whether one request met the objectives of its class; evaluated once, when it has ended.
 
-A finished request is judged by its latencies. A shed, evicted or failed request was not served: a
-miss, and its latencies are judged all the same. If the client left early, the tokens due until then
-count: the first token while there was none, and then the next one at the pace of the TPOT
+A finished request is evaluated by its latencies. A shed, evicted or failed request was not served:
+a miss, and its latencies are evaluated all the same. If the client left early, the tokens due until
+then count: the first token while there was none, and then the next one at the pace of the TPOT
 objective. So a client that is tired of waiting counts against the fleet, and a client that has read
 enough does not. A request whose client left before anything was due has shown nothing: see
 `excluded`.

@@ -40,7 +40,7 @@ class CircuitState(StrEnum):
     OPEN = "open"
     """It gets none, while there is another."""
     HALF_OPEN = "half_open"
-    """It gets one request, by which it is judged."""
+    """It gets one request, which decides about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

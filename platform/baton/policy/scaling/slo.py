@@ -399,10 +399,14 @@ def _desired_replicas(
     targets: Mapping[Role, int],
     kept_for_s: Mapping[Role, float | None],
 ) -> list[tuple[str, DesiredReplicas]]:
-    planned_pools: list[tuple[Role, PlannedPool]] = [(Role.MIXED, seat) for seat in groups.mixed]
+    planned_pools: list[tuple[Role, PlannedPool]] = [
+        (Role.MIXED, planned_pool) for planned_pool in groups.mixed
+    ]
     if groups.assignment is not None:
         planned_pools += [
-            (role, seat) for role in SPLIT_ROLES for seat in groups.assignment.planned[role]
+            (role, planned_pool)
+            for role in SPLIT_ROLES
+            for planned_pool in groups.assignment.planned[role]
         ]
     reference_pools = {role: pool.name for role, pool in groups.reference_pools().items()}
     inputs: dict[Role, Mapping[str, float]] = {
@@ -412,9 +416,9 @@ def _desired_replicas(
     }
     return [
         (
-            seat.pool.name,
+            planned_pool.pool.name,
             _desired_of_pool(
-                seat,
+                planned_pool,
                 needs[role],
                 inputs[role],
                 role=role,
@@ -422,7 +426,7 @@ def _desired_replicas(
                 kept_for_s=kept_for_s[role],
             ),
         )
-        for role, seat in planned_pools
+        for role, planned_pool in planned_pools
     ]
 
 

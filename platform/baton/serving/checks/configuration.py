@@ -102,16 +102,16 @@ def doctor_checks(
 def config_checks(machine: MachineFacts, config: DeploymentConfig) -> Iterator[Check]:
     """Whether this machine can run the configuration; for a start and for the doctor."""
     yield _check_memory(machine, config)
-    yield _GPUS.judged(
+    yield _GPUS.from_findings(
         _missing_gpus(config, machine.gpus),
         otherwise=f"{machine.gpus} here, enough for what starts at once",
     )
     yield check_ports(machine.ports)
-    yield _MODEL.judged(
+    yield _MODEL.from_findings(
         machine.model_findings,
         otherwise=", ".join(f"{name}: {model.source}" for name, model in config.models.items()),
     )
-    yield _TLS.judged(machine.tls_findings, otherwise="every file that is named can be used")
+    yield _TLS.from_findings(machine.tls_findings, otherwise="every file that is named can be used")
     yield from submission_checks(config, machine.versions, machine.key_findings)
 
 
@@ -122,7 +122,7 @@ def submission_checks(
     yield check_keys(config, key_findings)
     yield _check_arguments(config, versions)
     yield check_exposure(config)
-    yield _CONTRADICTIONS.judged(
+    yield _CONTRADICTIONS.from_findings(
         map(Finding.from_line, contradictions(config)), otherwise="none", status=CheckStatus.WARN
     )
 
@@ -229,7 +229,7 @@ def check_ports(ports: Sequence[PortFact]) -> Check:
         if not port.free
     )
     listing = ", ".join(f"{port.port} ({port.key})" for port in ports)
-    return _PORTS.judged(used, otherwise=f"{listing} free")
+    return _PORTS.from_findings(used, otherwise=f"{listing} free")
 
 
 def _held(listener: PortListener | None) -> str:
@@ -275,7 +275,7 @@ def _file_problem(file: FileFact) -> str:
 def check_keys(config: DeploymentConfig, key_findings: tuple[Finding, ...]) -> Check:
     """Whether the files of API keys can be used, and every tenant has keys."""
     if key_findings:
-        return _KEYS.judged(key_findings)
+        return _KEYS.from_findings(key_findings)
     keyless = (
         Finding(
             f"no client can call as tenant '{name}', for it has no keys",
@@ -285,7 +285,7 @@ def check_keys(config: DeploymentConfig, key_findings: tuple[Finding, ...]) -> C
         if name != DEFAULT_TENANT and name not in key_files(config)
     )
     passed = f"{len(config.tenants)} tenants, every key file can be read"
-    return _KEYS.judged(keyless, otherwise=passed, status=CheckStatus.WARN)
+    return _KEYS.from_findings(keyless, otherwise=passed, status=CheckStatus.WARN)
 
 
 def _check_arguments(config: DeploymentConfig, versions: Versions) -> Check:
@@ -302,7 +302,7 @@ def _check_arguments(config: DeploymentConfig, versions: Versions) -> Check:
         for argument in model.api
         if (since := MIN_VLLM_VERSIONS.get(argument)) is not None and is_before(version, since)
     )
-    return _ARGUMENTS.judged(unknown, otherwise="every one is known")
+    return _ARGUMENTS.from_findings(unknown, otherwise="every one is known")
 
 
 def check_exposure(config: DeploymentConfig) -> Check:
@@ -397,7 +397,9 @@ def check_nodes(versions_by_node: Mapping[str, Versions] | UnknownFact) -> Check
                     "install one version everywhere",
                 )
             )
-    return topic.judged(findings, otherwise=f"{len(versions_by_node)} with the same packages")
+    return topic.from_findings(
+        findings, otherwise=f"{len(versions_by_node)} with the same packages"
+    )
 
 
 def missing_resources(config: DeploymentConfig, facts: ClusterFacts) -> tuple[Finding, ...]:

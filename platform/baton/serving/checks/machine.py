@@ -82,7 +82,7 @@ def check_versions(
         fix += f", or start with {FLAG} ({KEY}) and find out what else is different"
     findings += [Finding(problem, fix) for _, problem in untested_packages(versions, packages)]
     status = CheckStatus.WARN if is_allowed and not missing else CheckStatus.FAIL
-    return topic.judged(findings, otherwise=summary, status=status)
+    return topic.from_findings(findings, otherwise=summary, status=status)
 
 
 def _check_imports(machine: MachineSnapshot) -> Check:
@@ -107,7 +107,7 @@ def _check_imports(machine: MachineSnapshot) -> Check:
     ]
     importable = ", ".join(name for name in machine.imports if name != INGRESS_IMPORT)
     passed = f"{importable} can be imported, and what an ingress needs of vllm"
-    return topic.judged(findings, otherwise=passed)
+    return topic.from_findings(findings, otherwise=passed)
 
 
 def check_couplings(couplings: tuple[Coupling, ...] | UnknownFact) -> Iterator[Check]:

@@ -118,8 +118,8 @@ def check_node_files(files_by_node: Mapping[str, NodeFiles]) -> tuple[Check, Che
         for line, nodes in nodes_by_line.items()
     )
     return (
-        _NODE_FILES.judged(missing, otherwise="every node has what its processes read"),
-        _NODE_KEYS.judged(
+        _NODE_FILES.from_findings(missing, otherwise="every node has what its processes read"),
+        _NODE_KEYS.from_findings(
             _key_file_differences(files_by_node),
             otherwise="every node has the same",
             status=CheckStatus.WARN,

@@ -80,7 +80,7 @@ class Topic(NamedTuple):
         """The item could not be checked, or need not be."""
         return self._check(CheckStatus.SKIP, Finding(detail, ""))
 
-    def judged(
+    def from_findings(
         self,
         findings: Iterable[Finding],
         *,

@@ -69,7 +69,7 @@ def apply_config(
             pool: (plan.current_sizes[pool], count) for pool, count in plan.target_sizes.items()
         },
         replaced=plan.replaced,
-        stage_verdicts=() if outcome is None else outcome.stage_verdicts,
+        stage_decisions=() if outcome is None else outcome.stage_decisions,
         took_s=options.now_s() - started_at_s,
         dry_run=options.dry_run,
     )
@@ -192,7 +192,7 @@ def _execute(deployment: ApplyTarget, plan: _ChangePlan, options: RolloutOptions
     if outcome.failure:
         _abort(deployment, plan, live.generation, outcome.failure, options)
     deployment.set_status(
-        live.generation, GenerationStatus.APPLIED, _join_lines(outcome.stage_verdicts)
+        live.generation, GenerationStatus.APPLIED, _join_lines(outcome.stage_decisions)
     )
     return outcome
 
@@ -290,7 +290,7 @@ def report(result: ApplyResult, outcome: str) -> dict[str, object]:
         ],
         "histograms": [str(changed) for changed in result.histograms],
         "replaced": list(result.replaced),
-        "reason": list(result.stage_verdicts),
+        "reason": list(result.stage_decisions),
         "code": None if result.code_versions is None else list(result.code_versions),
         "resized": {pool: list(sizes) for pool, sizes in result.resized.items()},
         "took_s": round(result.took_s, 3),

@@ -107,7 +107,7 @@ class ApplyResult:
     """Before and after."""
     replaced: tuple[str, ...] = ()
     """Deployments, in order."""
-    stage_verdicts: tuple[str, ...] = ()
+    stage_decisions: tuple[str, ...] = ()
     """Why each stage was good."""
     code_versions: tuple[str, str] | None = None
     """Before and after; None if equal."""

@@ -122,7 +122,7 @@ class RolloutResult:
     stages_started: int
     failure: str = ""
     """Empty if all stages are good."""
-    stage_verdicts: tuple[str, ...] = ()
+    stage_decisions: tuple[str, ...] = ()
     """Why each stage was good."""
 
 
@@ -150,12 +150,12 @@ def run_rollout(
     if not options.wait:
         report_progress("all stages at once, and nobody watches")
         fleet.deploy_builds(plan.builds_at(len(plan.stages)))
-        return RolloutResult(stages_started=len(plan.stages), stage_verdicts=("not watched",))
+        return RolloutResult(stages_started=len(plan.stages), stage_decisions=("not watched",))
     outcome = _run_stages(fleet, plan, replace(options, on_progress=report_progress))
     state, why = (
         ("failed", outcome.failure)
         if outcome.failure
-        else ("done", "; ".join(outcome.stage_verdicts))
+        else ("done", "; ".join(outcome.stage_decisions))
     )
     fleet.record_progress({**header, "state": state, "reason": why})
     return outcome
@@ -202,7 +202,7 @@ def order_builds(fleet: RolloutTarget, builds: Builds, options: RolloutOptions) 
 
 def _run_stages(fleet: RolloutTarget, plan: RolloutPlan, options: RolloutOptions) -> RolloutResult:
     stages_started, failure = 0, ""
-    stage_verdicts: list[str] = []
+    stage_decisions: list[str] = []
     try:
         for number, stage in enumerate(plan.stages, start=1):
             options.on_progress(f"replacing {', '.join(stage)} ({number} of {len(plan.stages)})")
@@ -213,12 +213,12 @@ def _run_stages(fleet: RolloutTarget, plan: RolloutPlan, options: RolloutOptions
                 break
             stages_started = number
             fleet.deploy_builds(plan.builds_at(number))
-            verdict = _monitor_stage(fleet, _StageMonitor(stage, initial_status, options), until_s)
-            if verdict.action is RolloutAction.ROLL_BACK:
-                failure = verdict.why
+            decision = _monitor_stage(fleet, _StageMonitor(stage, initial_status, options), until_s)
+            if decision.action is RolloutAction.ROLL_BACK:
+                failure = decision.why
                 break
-            stage_verdicts.append(f"{', '.join(stage)}: {verdict.why}")
-            options.on_progress(stage_verdicts[-1])
+            stage_decisions.append(f"{', '.join(stage)}: {decision.why}")
+            options.on_progress(stage_decisions[-1])
     except KeyboardInterrupt:
         failure = "interrupted"
     except ApplyRejected:
@@ -226,7 +226,7 @@ def _run_stages(fleet: RolloutTarget, plan: RolloutPlan, options: RolloutOptions
     except (BatonError, OSError) as error:
         failure = f"{type(error).__name__}: {error}"
     return RolloutResult(
-        stages_started=stages_started, failure=failure, stage_verdicts=tuple(stage_verdicts)
+        stages_started=stages_started, failure=failure, stage_decisions=tuple(stage_decisions)
     )
 
 

@@ -72,7 +72,7 @@ def upgrade(deployment: ApplyTarget, options: RolloutOptions) -> ApplyResult:
         )
     deployment.record_code_version()
     return replace(
-        result, stage_verdicts=outcome.stage_verdicts, took_s=options.now_s() - started_at_s
+        result, stage_decisions=outcome.stage_decisions, took_s=options.now_s() - started_at_s
     )
 
 
@@ -87,7 +87,7 @@ def _revert_code(
         return "; the old code runs again" + (f", but {'; '.join(problems)}" if problems else "")
     # New processes run the new code in any case. So keep the old processes that no good stage has
     # replaced.
-    failure = order_builds(deployment, plan.builds_at(len(outcome.stage_verdicts)), options)
+    failure = order_builds(deployment, plan.builds_at(len(outcome.stage_decisions)), options)
     return (
         "; this code lies where the old code lay, so that what was replaced cannot go back:"
         " install the old version again and upgrade with it" + (f"; {failure}" if failure else "")

@@ -422,4 +422,4 @@ class Scheduler:
         prompts = [run.leg_id for run in self.running if run.known_tokens - run.computed_tokens > 1]
         expect(not (prompts and self._only_decode_now), f"they do more than decode: {prompts}")
         max_running = self._settings.max_running_requests
-        expect(len(self.running) <= max_running, f"{len(self.running)} run on {max_running} seats")
+        expect(len(self.running) <= max_running, f"{len(self.running)} run in {max_running} slots")

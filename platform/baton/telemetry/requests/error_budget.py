@@ -17,10 +17,10 @@ Values = Mapping[str, object]
 
 
 def verdict(record: RequestRecord) -> str:
-    """`good`, `missed`, `excused` or `barred`.
+    """`good`, `missed`, `excluded` or `client_error`.
 
-    Excused: the client left before output was due. Barred: rejected for an error of its tenant or
-    client.
+    Excluded: the client left before output was due. Client error: rejected for an error of its
+    tenant or client.
     """
     if record.is_client_error:
         return "client_error"
@@ -32,7 +32,7 @@ def verdict(record: RequestRecord) -> str:
 def missed_objectives(record: RequestRecord) -> tuple[str, ...]:
     """The names of missed objectives; `served` if it was rejected or failed.
 
-    Empty for a client error, which is not judged.
+    Empty for a client error, which is not evaluated.
     """
     if record.is_client_error:
         return ()

@@ -28,7 +28,7 @@ class ReplicaOutcomes:
     def record(self, record: RequestRecord) -> None:
         """Count a request for every replica that had a leg of it."""
         slo_verdict = verdict(record)
-        judged, good = int(slo_verdict in _SLO_VERDICTS), int(slo_verdict == "good")
+        evaluated, good = int(slo_verdict in _SLO_VERDICTS), int(slo_verdict == "good")
         counted_replicas: set[str] = set()
         for leg in record.legs:
             if leg.outcome not in _COUNTED_OUTCOMES:
@@ -41,7 +41,7 @@ class ReplicaOutcomes:
                 RolloutCounts(
                     legs=1,
                     failed_legs=failed,
-                    evaluated=judged if is_first_leg else 0,
+                    evaluated=evaluated if is_first_leg else 0,
                     good=good if is_first_leg else 0,
                 ),
             )

@@ -53,11 +53,11 @@ class VllmSeries(Collector):
             with _REGISTRY_LOCK:
                 self._logger = _make_isolated_logger(config, self._registry)
         except Exception:  # telemetry must not stop the engine
-            logger.exception("vLLM's own series are not told")
+            logger.exception("vLLM's own series are not exported")
 
     def on_step(self, step: EngineCoreOutputs) -> None:
         """Record an engine step."""
-        self._with_logger(lambda told: self._record_step(step, told))
+        self._with_logger(lambda stat_logger: self._record_step(step, stat_logger))
 
     def collect(self) -> Iterator[Family]:
         """VLLM's series, without empty histograms."""
@@ -97,7 +97,7 @@ class VllmSeries(Collector):
                 action(self._logger)
         except Exception:  # telemetry must not stop the engine
             self._logger = None
-            logger.exception("vLLM's own series are told no more")
+            logger.exception("vLLM's own series are no longer exported")
 
 
 def _is_plain(step: EngineCoreOutputs) -> bool:

@@ -39,8 +39,8 @@ class PoolGroups:
     def pools(self, role: Role) -> list[PoolObservation]:
         """A group's, the best first."""
         if role is Role.MIXED or self.assignment is None:
-            return [seat.pool for seat in self.mixed]
-        return [seat.pool for seat in self.assignment.planned[role]]
+            return [planned_pool.pool for planned_pool in self.mixed]
+        return [planned_pool.pool for planned_pool in self.assignment.planned[role]]
 
     def reference_pools(self) -> dict[Role, PoolObservation]:
         """Each group's best pool, in whose replicas its need is counted."""
@@ -51,7 +51,7 @@ class PoolGroups:
     def replicas(self, role: Role) -> int:
         """Replicas that play a role, or will when started."""
         if role is Role.MIXED or self.assignment is None:
-            return sum(seat.replicas for seat in self.mixed)
+            return sum(planned_pool.replicas for planned_pool in self.mixed)
         return self.assignment.whole_replicas(role)
 
 

@@ -52,7 +52,7 @@ class PoolAssignment:
         for pool in pools:
             self.planned[pool.role].append(_plan_pool(pool, bounds))
         for role, planned_pools in self.planned.items():
-            planned_pools.sort(key=lambda seat: _capacity_order(seat.pool, role))
+            planned_pools.sort(key=lambda planned_pool: _capacity_order(planned_pool.pool, role))
 
     def whole_replicas(self, role: Role) -> int:
         """Replicas, now or when started, of the role; in whole replicas of the first pool."""
@@ -61,12 +61,13 @@ class PoolAssignment:
     def effective_replicas(self, role: Role) -> float:
         """The same, with fractions of a replica."""
         own_replicas = sum(
-            (seat.replicas - seat.flipped) * self._relative_capacity(seat, role)
-            for seat in self.planned[role]
+            (planned_pool.replicas - planned_pool.flipped)
+            * self._relative_capacity(planned_pool, role)
+            for planned_pool in self.planned[role]
         )
         borrowed = sum(
-            seat.flipped * self._relative_capacity(seat, role)
-            for seat in self.planned[other_role(role)]
+            planned_pool.flipped * self._relative_capacity(planned_pool, role)
+            for planned_pool in self.planned[other_role(role)]
         )
         return own_replicas + borrowed
 
@@ -74,7 +75,8 @@ class PoolAssignment:
         """The assignment after a flip; this assignment stays as it is."""
         flipped = PoolAssignment((), {})
         flipped.planned = {
-            role: [copy(seat) for seat in seats] for role, seats in self.planned.items()
+            role: [copy(planned_pool) for planned_pool in planned_pools]
+            for role, planned_pools in self.planned.items()
         }
         flipped.flip(target_role, replicas)
         return flipped
@@ -82,22 +84,25 @@ class PoolAssignment:
     def max_effective_replicas(self, role: Role) -> float:
         """How many players the role's own pools may have."""
         return sum(
-            max(seat.bounds.max, seat.replicas) * self._relative_capacity(seat, role)
-            for seat in self.planned[role]
+            max(planned_pool.bounds.max, planned_pool.replicas)
+            * self._relative_capacity(planned_pool, role)
+            for planned_pool in self.planned[role]
         )
 
     def flip(self, target_role: Role, replicas: int) -> int:
         """Have players of the other role play `target_role`; how many could."""
         remaining = min(replicas, max(0, self._ready_replicas(other_role(target_role)) - 1))
         requested = remaining
-        for seat in self.planned[target_role]:  # replicas that are away come home first
-            returned = min(remaining, seat.flipped)
-            seat.flipped -= returned
+        for planned_pool in self.planned[target_role]:  # replicas that are away come home first
+            returned = min(remaining, planned_pool.flipped)
+            planned_pool.flipped -= returned
             remaining -= returned
-        for seat in self.planned[other_role(target_role)]:
-            if self._can_serve(seat, target_role):
-                newly_flipped = min(remaining, seat.pool.ready_replicas - seat.flipped)
-                seat.flipped += newly_flipped
+        for planned_pool in self.planned[other_role(target_role)]:
+            if self._can_serve(planned_pool, target_role):
+                newly_flipped = min(
+                    remaining, planned_pool.pool.ready_replicas - planned_pool.flipped
+                )
+                planned_pool.flipped += newly_flipped
                 remaining -= newly_flipped
         return requested - remaining
 
@@ -108,33 +113,47 @@ class PoolAssignment:
         A replica that is started in the other role's pool can play this role once it is ready.
         """
         remaining = _start_replicas(
-            self.planned[role], replicas, lambda seat: self._relative_capacity(seat, role)
+            self.planned[role],
+            replicas,
+            lambda planned_pool: self._relative_capacity(planned_pool, role),
         )
         self.planned[role][0].denied = math.ceil(remaining - _ROUNDING)
-        flippable = [seat for seat in self.planned[other_role(role)] if self._can_serve(seat, role)]
+        flippable = [
+            planned_pool
+            for planned_pool in self.planned[other_role(role)]
+            if self._can_serve(planned_pool, role)
+        ]
         return _start_replicas(
-            flippable, remaining, lambda seat: self._relative_capacity(seat, role)
+            flippable, remaining, lambda planned_pool: self._relative_capacity(planned_pool, role)
         )
 
     def shrink(self, role: Role, replicas: int) -> None:
         """Stop at most this many players; own replicas first, of the weakest pool."""
         remaining = float(replicas)
-        for seat in reversed(self.planned[role]):
-            weight = self._relative_capacity(seat, role)
-            stoppable = min(seat.replicas - seat.bounds.min, seat.replicas - seat.flipped)
+        for planned_pool in reversed(self.planned[role]):
+            weight = self._relative_capacity(planned_pool, role)
+            stoppable = min(
+                planned_pool.replicas - planned_pool.bounds.min,
+                planned_pool.replicas - planned_pool.flipped,
+            )
             stopped = max(0, min(stoppable, math.floor(remaining / weight + _ROUNDING)))
-            seat.replicas -= stopped
+            planned_pool.replicas -= stopped
             remaining -= stopped * weight
-        for seat in reversed(self.planned[other_role(role)]):
-            stoppable = min(seat.replicas - seat.bounds.min, seat.flipped)
+        for planned_pool in reversed(self.planned[other_role(role)]):
+            stoppable = min(planned_pool.replicas - planned_pool.bounds.min, planned_pool.flipped)
             stopped = max(0, min(stoppable, math.floor(remaining + _ROUNDING)))
-            seat.replicas -= stopped
-            seat.flipped -= stopped
+            planned_pool.replicas -= stopped
+            planned_pool.flipped -= stopped
             remaining -= stopped
 
     def _ready_replicas(self, role: Role) -> int:
-        own_replicas = sum(seat.pool.ready_replicas - seat.flipped for seat in self.planned[role])
-        return own_replicas + sum(seat.flipped for seat in self.planned[other_role(role)])
+        own_replicas = sum(
+            planned_pool.pool.ready_replicas - planned_pool.flipped
+            for planned_pool in self.planned[role]
+        )
+        return own_replicas + sum(
+            planned_pool.flipped for planned_pool in self.planned[other_role(role)]
+        )
 
     def _can_serve(self, planned_pool: PlannedPool, role: Role) -> bool:
         """Whether it is known, or to be expected, what a pool's replicas do in a role.
@@ -173,14 +192,14 @@ def resize(planned_pools: Sequence[PlannedPool], replicas: int) -> None:
 
     The first pool is denied the rest.
     """
-    current = sum(seat.replicas for seat in planned_pools)
+    current = sum(planned_pool.replicas for planned_pool in planned_pools)
     denied = _start_replicas(planned_pools, max(0, replicas - current), lambda _: 1.0)
     if planned_pools:
         planned_pools[0].denied = math.ceil(denied - _ROUNDING)
     surplus = max(0, current - replicas)
-    for seat in reversed(planned_pools):
-        stopped = max(0, min(surplus, seat.replicas - seat.bounds.min))
-        seat.replicas -= stopped
+    for planned_pool in reversed(planned_pools):
+        stopped = max(0, min(surplus, planned_pool.replicas - planned_pool.bounds.min))
+        planned_pool.replicas -= stopped
         surplus -= stopped
 
 
@@ -202,12 +221,14 @@ def _start_replicas(
     planned_pools: Sequence[PlannedPool], replicas: float, weight: Callable[[PlannedPool], float]
 ) -> float:
     remaining = replicas
-    for seat in planned_pools:
+    for planned_pool in planned_pools:
         if remaining <= _ROUNDING:
             break
-        started = min(seat.free_slots, math.ceil(remaining / weight(seat) - _ROUNDING))
-        seat.replicas += started
-        remaining -= started * weight(seat)
+        started = min(
+            planned_pool.free_slots, math.ceil(remaining / weight(planned_pool) - _ROUNDING)
+        )
+        planned_pool.replicas += started
+        remaining -= started * weight(planned_pool)
     return max(0.0, remaining)
 
 

@@ -143,7 +143,9 @@ class RoleRebalancer:
         return _best_flip_count(assignment, role, recent_peaks.present, max_flips=lacking)
 
     def _can_start(self, observation: Observation, assignment: PoolAssignment, role: Role) -> bool:
-        growable = [seat for seat in assignment.planned[role] if seat.free_slots > 0]
+        growable = [
+            planned_pool for planned_pool in assignment.planned[role] if planned_pool.free_slots > 0
+        ]
         budget = self._options.gpu_budget
         if budget is None or not growable:
             return bool(growable)
@@ -151,7 +153,9 @@ class RoleRebalancer:
             (pool.ready_replicas + pool.starting + pool.draining) * pool.gpus_per_replica
             for pool in observation.pools.values()
         )
-        return any(seat.pool.gpus_per_replica <= budget - used + 1e-9 for seat in growable)
+        return any(
+            planned_pool.pool.gpus_per_replica <= budget - used + 1e-9 for planned_pool in growable
+        )
 
 
 def _worse_served(
