@@ -337,7 +337,7 @@ def _check_expiries(status: JsonDict) -> Check:
     status_ = (
         CheckStatus.FAIL if min(soon.values(), default=WARNING_S) < CRITICAL_S else CheckStatus.WARN
     )
-    return topic.judged(findings, otherwise="nothing within 14 days", status=status_)
+    return topic.from_findings(findings, otherwise="nothing within 14 days", status=status_)
 
 
 def _expiry_text(subject: str, left_s: float) -> str:
@@ -354,7 +354,7 @@ def _check_unauthorized(status: JsonDict) -> Check:
     if not counts:
         return topic.passed("none since the start")
     listing = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-    return topic.judged(
+    return topic.from_findings(
         [Finding(f"since the start: {listing}", _REJECTED_REMEDY)]
         if counts.keys() & {"expired", "revoked"}
         else [],

@@ -339,10 +339,10 @@ def cluster_checks(
         if capacity is None
         else infeasible_findings(config, capacity)
     )
-    yield topic.judged(missing, otherwise="enough for what starts at once")
+    yield topic.from_findings(missing, otherwise="enough for what starts at once")
     if capacity is None:
         of_nodes = Topic("nodes' sizes", "a replica that fits on no node never starts")
-        yield of_nodes.judged(
+        yield of_nodes.from_findings(
             too_large_findings(config, facts.node_resources),
             otherwise="a replica of each pool fits on a node",
             status=CheckStatus.WARN,

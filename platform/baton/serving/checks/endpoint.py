@@ -176,7 +176,7 @@ def check_tls(tls: TlsFact | UnknownFact | None, client: Client, *, now_s: float
             "see this machine's clock; else replace the certificate",
         )
     if (distrust := None if client.url is None else _distrust(tls, client.url)) is not None:
-        return _TLS.judged([distrust])
+        return _TLS.from_findings([distrust])
     names = ", ".join(tls.certificate.names) or "no name"
     left_s = tls.certificate.expires_at_s - now_s
     return check_expiry(_TLS, "the certificate", left_s, fix=_RENEW, otherwise=f"for {names}")
@@ -204,7 +204,7 @@ def check_expiry(topic: Topic, subject: str, left_s: float, *, fix: str, otherwi
         return topic.failed(f"{subject} expired {days_text(-left_s)} ago", fix)
     found = f"{subject} expires in {days_text(left_s)}"
     if left_s < WARNING_S:
-        return topic.judged(
+        return topic.from_findings(
             [Finding(found, fix)],
             status=CheckStatus.FAIL if left_s < CRITICAL_S else CheckStatus.WARN,
         )

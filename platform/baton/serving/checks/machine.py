@@ -256,7 +256,7 @@ def check_disks(topic: Topic, disks: Sequence[DiskFact], *, remedy: str) -> Chec
         elif free < _RECOMMENDED_DISK_BYTES:
             low.append(Finding(line, f"make room in {disk.path}, {remedy}"))
     if full:
-        return topic.judged([*full, *low])
+        return topic.from_findings([*full, *low])
     if unknown:
         return topic.warned("; ".join(unknown), "see whether that disk hangs: 'df', 'dmesg'")
     room = ", ".join(
@@ -264,7 +264,7 @@ def check_disks(topic: Topic, disks: Sequence[DiskFact], *, remedy: str) -> Chec
         for disk in disks
         if isinstance(disk.free_bytes, int)
     )
-    return topic.judged(low, otherwise=room, status=CheckStatus.WARN)
+    return topic.from_findings(low, otherwise=room, status=CheckStatus.WARN)
 
 
 def _check_fd_limits(machine: MachineSnapshot) -> Check:
