@@ -159,7 +159,7 @@ def test_a_replica_that_was_lost_is_kept_with_when_and_why_and_a_leaver_is_not()
     for name in "ab":
         follow.on_link_event(joined(name))
     why = "replica a: engine core died; its process ended with signal SIGKILL\nmore"
-    follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.ENGINE_DEAD, why=why))
+    follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.ENGINE_DEAD, detail=why))
     follow.on_members(frozenset({member("a")}))
     follow.on_link_event(ReplicaLost(replica_id="b", reason=LossReason.DISCONNECTED))
     assert follow.losses() == [

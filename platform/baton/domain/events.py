@@ -72,7 +72,7 @@ class ReplicaLost(Value, kw_only=True):
 
     replica_id: str
     reason: LossReason
-    why: str = ""
+    detail: str = ""
     """The replica's own words; empty without any."""
 
 

@@ -129,7 +129,7 @@ def _is_refusal(error: BaseException) -> bool:
 def _describe_tls_error(error: ssl.SSLError, url: str) -> tuple[str, str]:
     """The reason of a failed handshake, and the remedy."""
     if not isinstance(error, ssl.SSLCertVerificationError):
-        if any(reason in str(error) for reason in _PLAIN_TEXT_REASONS):
+        if any(text in str(error) for text in _PLAIN_TEXT_REASONS):
             return f"{url}: the endpoint speaks no TLS", "write http:// in place of https://"
         return f"{url}: TLS: {error}", "compare the endpoint's TLS settings with this client's"
     message = error.verify_message

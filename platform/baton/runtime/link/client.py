@@ -465,7 +465,7 @@ class _ReplicaConnection:
         else:
             self._end_session(LossReason.DISCONNECTED)
 
-    def _end_session(self, reason: LossReason, why: str = "") -> None:
+    def _end_session(self, reason: LossReason, detail: str = "") -> None:
         was_joined = self._state is _State.JOINED
         self._close_socket()
         self._state = _State.WAITING
@@ -480,7 +480,7 @@ class _ReplicaConnection:
         if was_joined:
             self._link_context.counters.sessions_lost += not self._closed
             self._link_context.on_event(
-                ReplicaLost(replica_id=self.replica_id, reason=reason, why=why)
+                ReplicaLost(replica_id=self.replica_id, reason=reason, detail=detail)
             )
 
     def _on_rejected(self, why: str) -> None:

@@ -544,7 +544,7 @@ class FleetWatch:
                 "replica_id": lost.replica_id,
                 "age_s": round(now_s - at_s, 1),
                 "reason": str(lost.reason),
-                "detail": lost.why.partition("\n")[0],
+                "detail": lost.detail.partition("\n")[0],
             }
             for at_s, lost in self._losses
         ]
