@@ -79,12 +79,12 @@ def bodies(
         data = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass")
         return path, mutate(data, rng) if rng.random() < 0.2 else data
 
-    def judge(request: tuple[str, bytes]) -> str:
+    def check_request(request: tuple[str, bytes]) -> str:
         path, data = request
         answer = client.post(path, content=data, headers=JSON)
         return check_answer(path, answer)
 
-    return Target(make=make, check=judge, timeout_s=2 * DEADLINE_S)
+    return Target(make=make, check=check_request, timeout_s=2 * DEADLINE_S)
 
 
 def check_answer(path: str, answer: httpx.Response) -> str:

@@ -123,7 +123,7 @@ def config() -> Target[tuple[str, tuple[str, ...]]]:
         )
         return text, sets
 
-    def judge(request: tuple[str, tuple[str, ...]]) -> str:
+    def check_input(request: tuple[str, tuple[str, ...]]) -> str:
         text, sets = request
         try:
             config = load_text(text)
@@ -143,7 +143,7 @@ def config() -> Target[tuple[str, tuple[str, ...]]]:
                 outcome += ", not set"
         return outcome
 
-    return Target(make=make, check=judge)
+    return Target(make=make, check=check_input)
 
 
 def _keys(texts: Sequence[str]) -> tuple[str, ...]:
@@ -210,7 +210,7 @@ def sse() -> Target[tuple[bytes, int]]:
         data = b"".join(rng.choices(_EVENTS, k=rng.randint(1, 8)))
         return mutate(data, rng, _EVENTS), rng.getrandbits(32)
 
-    def judge(stream: tuple[bytes, int]) -> str:
+    def check_input(stream: tuple[bytes, int]) -> str:
         data, seed = stream
         whole, in_pieces = _read([data]), _read(_pieces(data, Random(seed)))
         if whole != in_pieces:
@@ -224,7 +224,7 @@ def sse() -> Target[tuple[bytes, int]]:
                 pass
         return "read" if read_events else "not read"
 
-    return Target(make=make, check=judge)
+    return Target(make=make, check=check_input)
 
 
 def _read(pieces: Sequence[bytes]) -> list[bytes]:

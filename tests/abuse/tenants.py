@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from baton.domain.errors import QueueFull
 from baton.domain.events import RequestsRejected
 from baton.telemetry import catalogue
-from tests.telemetry.test_ingress_families import Told, world_of_tenants
+from tests.telemetry.test_ingress_families import ScrapedIngress, world_of_tenants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ def reject_tenants(tenants: int) -> SeriesReport:
     """One refused request of each of so many configured tenants."""
     names = [f"tenant-{number}" for number in range(tenants)]
     world = world_of_tenants(*names)
-    collect = Told(world, names)
+    collect = ScrapedIngress(world, names)
     error = QueueFull("-", 1.0, "full")
     for name in names:
         world.coordinator.handle(

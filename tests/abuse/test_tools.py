@@ -22,7 +22,7 @@ from tests.abuse.timing import compare, probe
 from tests.fakes.scripted_engine import make_leg
 
 
-def test_answers_are_told_apart_whatever_way_their_ends_are_said() -> None:
+def test_answers_differ_though_their_finish_reasons_have_other_words() -> None:
     data = (
         b"HTTP/1.1 100 Continue\r\n\r\n"
         b"HTTP/1.1 400 Bad Request\r\nContent-Length: 3\r\n\r\nbad"
@@ -55,7 +55,7 @@ def test_a_difference_that_is_there_is_found_and_one_that_is_not_is_not() -> Non
     assert compare([*cold[:-3], 3.0, 3.0, 3.0], faster).low_s > 0
 
 
-def test_a_probe_asks_first_what_the_other_asks_then_and_something_new_besides() -> None:
+def test_a_cache_probe_repeats_the_other_tenants_prompt_then_sends_a_new_one() -> None:
     asked: list[str] = []
     known: set[str] = set()
 
@@ -95,13 +95,13 @@ def test_a_canary_is_found_however_it_is_written() -> None:
 # -------------------------------------------------------------------- fuzzing
 
 
-def test_whatever_a_judge_raises_is_kept_with_what_makes_it_again() -> None:
-    def judge(number: int) -> str:
+def test_an_error_of_a_check_is_kept_with_the_request_that_causes_it() -> None:
+    def check_number(number: int) -> str:
         if number == 3:
             raise KeyError("three")
         return "even" if number % 2 == 0 else "odd"
 
-    target = Target(make=lambda rng: rng.randrange(5), check=judge)
+    target = Target(make=lambda rng: rng.randrange(5), check=check_number)
     found = fuzz(target, seconds=5, seed=1, inputs=200)
     assert found.inputs == 200
     assert found.failures == 200 - sum(found.outcomes.values()) > 10
@@ -111,12 +111,12 @@ def test_whatever_a_judge_raises_is_kept_with_what_makes_it_again() -> None:
     assert "KeyError: 'three'" in found.first_failures[0]
 
 
-def test_what_hangs_is_ended() -> None:
-    def judge(_made: int) -> str:
+def test_a_check_that_hangs_is_ended() -> None:
+    def check_number(_made: int) -> str:
         while True:
             pass
 
-    target = Target(make=lambda _rng: 1, check=judge, timeout_s=0.02)
+    target = Target(make=lambda _rng: 1, check=check_number, timeout_s=0.02)
     found = fuzz(target, seconds=5, seed=1, inputs=1)
     assert found.failures == 1
     assert "Hangs" in found.first_failures[0]
@@ -181,7 +181,7 @@ def test_a_name_is_printable(name: str) -> None:
     assert bad_request_id(name) is not None
 
 
-def test_what_placement_remembers_of_a_session_is_short() -> None:
+def test_the_session_id_that_placement_keeps_is_short() -> None:
     session = tenant_session_id(Caller(LONGEST_TENANT), "s" * 4_000_000)
     assert session is not None
     assert len(session) < 150

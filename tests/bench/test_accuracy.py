@@ -88,7 +88,7 @@ def test_only_the_simulated_engine_knows_when_memory_is_short() -> None:
     assert engine.ttft.predicted_s > 5 * loop.ttft.predicted_s
 
 
-def test_rows_that_cannot_be_judged_are_named_with_why() -> None:
+def test_rows_that_cannot_be_evaluated_are_named_with_the_reason() -> None:
     rows = [
         replace(ROW, model="nobody/knows"),
         replace(ROW, system="h1000"),
@@ -104,7 +104,7 @@ def test_rows_that_cannot_be_judged_are_named_with_why() -> None:
     assert [row.row for row in judgement.evaluated] == [ROW]
 
 
-def test_saturated_rows_are_judged_and_not_in_the_means() -> None:
+def test_saturated_rows_are_evaluated_and_left_out_of_the_means() -> None:
     judgement = evaluate_rows([ROW, replace(ROW, ttft_s=4.0)])
     assert [row.is_saturated for row in judgement.evaluated] == [False, True]
     ttft, tpot = judgement.errors()
@@ -127,7 +127,7 @@ ROWS = [
 ]
 
 
-def test_what_differs_between_engines_is_their_own_and_not_the_kernels() -> None:
+def test_differences_between_engines_are_not_charged_to_kernels() -> None:
     slow = [replace(row, backend="slow", tpot_s=row.tpot_s + 0.002) for row in ROWS]
     calibrations = calibrate_engines([*ROWS, *slow])
     assert set(calibrations) == {"vllm", "slow"}
@@ -154,7 +154,7 @@ def test_nothing_usable_is_no_calibration() -> None:
     assert calibrate_engines([replace(ROW, disaggregated=True)]) == {}
 
 
-def test_rows_that_cannot_be_are_judged_and_told_from_those_that_can() -> None:
+def test_evaluated_rows_are_separated_from_those_that_cannot_be() -> None:
     cached = replace(ROW, tpot_s=0.001)
     beside, elsewhere = replace(ROW, concurrency=8), replace(ROW, version="another")
     judgement = evaluate_rows([cached, beside, elsewhere])
@@ -219,7 +219,7 @@ def test_far_rows_are_refused_unless_told() -> None:
         (replace(ROW, system="h1000"), "h1000"),
     ],
 )
-def test_what_does_not_tell_of_the_engine_is_not_fitted_to(
+def test_rows_that_say_nothing_of_the_engine_are_not_fitted(
     row: MeasuredRow, why: str | None
 ) -> None:
     assert (unfit_reason(row) is None) if why is None else why in (unfit_reason(row) or "")

@@ -142,7 +142,7 @@ async def test_a_role_and_an_end_are_no_tokens_of_a_chat() -> None:
         {"role": "assistant", "content": "a"},
     ],
 )
-async def test_whatever_an_answer_begins_with_is_its_first_token(delta: dict[str, object]) -> None:
+async def test_the_first_token_of_an_answer_may_be_of_any_kind(delta: dict[str, object]) -> None:
     first = chunk(choices=[{"delta": delta, "finish_reason": None}])
     answer = await answer_to(CHAT, events(first, said("b", last=True), SSE_DONE))
     assert answer.chunks == 2
@@ -314,7 +314,7 @@ async def test_a_key_that_is_not_taken_is_said_before_anything_is_sent() -> None
     assert "give the API key: --key-file" in raised.value.remedy
 
 
-async def test_where_nobody_counts_tokens_because_nobody_is_there_it_says_so() -> None:
+async def test_tokens_are_not_counted_where_no_server_listens() -> None:
     async with CompletionClient(ClientOptions(url="http://127.0.0.1:1")) as client:
         with pytest.raises(NotRunning):
             await client.count_tokens("tiny", "a")

@@ -52,7 +52,7 @@ async def driven(
         return await driver.run(time.monotonic(), stop)
 
 
-async def test_a_closed_loop_has_so_many_under_way_and_no_more() -> None:
+async def test_a_closed_loop_keeps_its_concurrency() -> None:
     under_way, most = 0, 0
     all_there = asyncio.Event()
 
@@ -88,7 +88,7 @@ def talk(turns: int) -> LoadPlan:
     return plan(0.0, 0.0, turns=turns, think_s=0.01, source=chat)
 
 
-async def test_a_conversation_goes_on_with_what_was_answered() -> None:
+async def test_a_conversation_continues_with_the_answer() -> None:
     server = CompletionServer(behaviour=events(said("yes"), said(" no", last=True), SSE_DONE))
     found = await driven(server, talk(3))
     assert [sample.request_index for sample in found.samples] == list(range(6))
@@ -214,7 +214,7 @@ def test_one_process_sends_it_all() -> None:
     assert 0 < found.busy_fraction < 10
 
 
-def test_an_interrupt_ends_a_run_with_what_has_ended() -> None:
+def test_an_interrupt_ends_a_run_with_the_finished_requests() -> None:
     async def first_only(asked: ReceivedRequest) -> AsyncIterator[str]:
         if len(server.requests) > 1:
             yield token()

@@ -107,7 +107,7 @@ def test_the_document_has_every_run_and_every_level_with_its_interval() -> None:
     assert told["load"]["seed"] == 3
 
 
-def test_what_is_no_number_is_null() -> None:
+def test_a_value_that_is_no_number_is_null() -> None:
     told = whole(BenchmarkResult(runs=[run(failed_sample(0))]))
     assert told["runs"][0]["ttft"]["p50"] is None
     assert math.isnan(run(failed_sample(0)).metrics.ttft.p50)
@@ -264,7 +264,7 @@ def test_the_table_goes_on_smoothly() -> None:
 
 
 # ---------- a run's figures, worked out by hand; and when they are not to be believed
-def promise(**limits: float) -> SloObjectives:
+def objectives(**limits: float) -> SloObjectives:
     return SloObjectives(objectives={"default": Objectives(**limits)})
 
 
@@ -297,7 +297,7 @@ def test_rates_are_over_the_measured_window() -> None:
     assert found.total_tokens_per_s == 39 / 7
 
 
-def test_what_is_of_the_warm_up_is_in_no_figure() -> None:
+def test_the_warm_up_is_in_no_figure() -> None:
     samples = [
         sample(0, 0, first_token_s=9.0, last_token_s=11),
         sample(1, 4),
@@ -314,7 +314,7 @@ def test_what_is_of_the_warm_up_is_in_no_figure() -> None:
 
 def test_a_failed_request_misses_every_objective_and_has_no_latency() -> None:
     samples = [sample(0), sample(1), sample(2), failed_sample(3, kind="http 429"), failed_sample(4)]
-    found = calculate_metrics(driven(*samples), plan(), promise(ttft_s=2, tpot_s=2))
+    found = calculate_metrics(driven(*samples), plan(), objectives(ttft_s=2, tpot_s=2))
     assert (found.requests, found.completed, found.failed) == (5, 3, 2)
     assert (found.met_requests, found.attainment) == (3, 0.6)
     assert found.goodput_per_s == 3 / 5
@@ -330,17 +330,18 @@ def test_without_objectives_every_finished_request_is_good() -> None:
 
 def test_an_objective_is_met_at_its_limit_and_missed_above_it() -> None:
     samples = [sample(0), sample(1, first_token_s=1.001), sample(2, last_token_s=3.001)]
-    assert calculate_metrics(driven(*samples), plan(), promise(ttft_s=1)).met_requests == 2
-    assert calculate_metrics(driven(*samples), plan(), promise(tpot_s=1)).met_requests == 2
+    assert calculate_metrics(driven(*samples), plan(), objectives(ttft_s=1)).met_requests == 2
+    assert calculate_metrics(driven(*samples), plan(), objectives(tpot_s=1)).met_requests == 2
     assert (
-        calculate_metrics(driven(*samples), plan(), promise(ttft_s=1, tpot_s=1)).met_requests == 1
+        calculate_metrics(driven(*samples), plan(), objectives(ttft_s=1, tpot_s=1)).met_requests
+        == 1
     )
-    assert calculate_metrics(driven(*samples), plan(), promise(e2e_s=3)).met_requests == 2
+    assert calculate_metrics(driven(*samples), plan(), objectives(e2e_s=3)).met_requests == 2
 
 
 def test_a_request_with_one_token_has_no_pace_and_keeps_any() -> None:
     short = sample(0, output_tokens=1, last_token_s=1.0, gaps_s=())
-    found = calculate_metrics(driven(short), plan(), promise(tpot_s=0.001))
+    found = calculate_metrics(driven(short), plan(), objectives(tpot_s=0.001))
     assert (found.met_requests, found.tpot.count, found.itl.count) == (1, 0, 0)
 
 
@@ -350,7 +351,7 @@ def test_pace_counts_tokens_and_gaps_count_pieces() -> None:
     assert (found.tpot.mean, found.itl.mean) == (1.0, 2.0)
 
 
-def test_each_class_is_judged_by_its_own_objectives() -> None:
+def test_each_class_is_evaluated_by_its_own_objectives() -> None:
     what = SloObjectives(
         objectives={"default": Objectives(ttft_s=0.5), "batch": Objectives(ttft_s=2)}, target=0.9
     )
@@ -387,7 +388,7 @@ def test_quantiles_are_numpys() -> None:
 
 
 def test_nothing_measured_is_no_figure_and_not_valid() -> None:
-    found = calculate_metrics(LoadResult(), plan(), promise(ttft_s=1))
+    found = calculate_metrics(LoadResult(), plan(), objectives(ttft_s=1))
     assert (found.requests, found.attainment, found.window_s) == (0, 0, 0)
     assert math.isnan(found.ttft.p50)
     assert found.invalid_reasons == ("no request of the measured window has ended",)

@@ -65,7 +65,7 @@ def test_other_texts_have_the_same_lengths_and_share_nothing() -> None:
         assert prompt[:8] != text[:8]
 
 
-def test_a_request_depends_on_its_number_and_not_on_who_else_was_made() -> None:
+def test_a_request_depends_on_its_number_and_not_on_other_requests() -> None:
     whole = asked(source(requests=MIXED), 20)
     maker = RequestFactory(source(requests=MIXED))
     one = maker.request(17)
@@ -102,7 +102,7 @@ def test_prompts_begin_with_one_of_the_shared_prefixes(words: WordCosts | None) 
     assert (len(fronts), len(wholes)) == (3, 60)
 
 
-def test_what_stands_around_a_prompt_is_counted_in_once_in_a_conversation() -> None:
+def test_text_around_a_prompt_is_counted_once_in_a_conversation() -> None:
     maker = RequestFactory(source(api=Api.CHAT, word_costs=WordCosts(overhead_tokens=7)))
     one = TraceRequest(0, 40, 5)
     first = maker.build_completion_request(0, one)
@@ -159,7 +159,7 @@ def test_the_arrivals_of_another_rate_are_the_same_on_another_scale() -> None:
     assert at(4.0) == pytest.approx([4 * time_s for time_s in at(16.0)])
 
 
-def test_a_warm_up_is_sent_before_what_is_measured() -> None:
+def test_a_warm_up_is_sent_before_the_measured_requests() -> None:
     def times(warm_up: WarmUp, length: MeasuredLength) -> tuple[float, ...]:
         return start_times(
             ArrivalProcess.CONSTANT, 10.0, 1.0, warm_up=warm_up, length=length, seed=""
@@ -209,7 +209,7 @@ def test_prompts_are_the_same_again_and_others_with_another_seed() -> None:
     assert len(set(first)) > 30
 
 
-def test_what_has_no_id_is_each_requests_own() -> None:
+def test_tokens_without_a_block_id_differ_between_requests() -> None:
     maker = TokenPromptFactory(block_tokens=16, vocabulary=10_000)
     one = TraceRequest(0, 40, 1, (1,))
     assert maker.build_prompt(one, 0)[:16] == maker.build_prompt(one, 1)[:16]
@@ -276,7 +276,7 @@ async def test_a_word_that_costs_more_beside_others_is_left_out() -> None:
     assert "and" in costs
 
 
-async def test_where_nobody_counts_a_word_is_taken_for_a_token() -> None:
+async def test_a_word_counts_as_a_token_without_a_tokenizer() -> None:
     async def nobody(_: str) -> None:
         return None
 

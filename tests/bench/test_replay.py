@@ -72,7 +72,7 @@ async def test_an_answer_is_measured_from_its_stream() -> None:
     assert (found.failures, found.short_answers, found.unfinished) == ({}, 0, 0)
 
 
-async def test_what_is_asked_is_what_the_trace_says() -> None:
+async def test_requests_are_those_of_the_trace() -> None:
     server = CompletionServer()
     await replayed(server, trace_of(TraceRequest(0, 33, 4, (1, 2), "s-1ä")))
     (asked,) = server.requests
@@ -114,7 +114,7 @@ async def test_no_request_is_sent_before_it_is_due() -> None:
     assert all(at >= begun_s + number / 10 for number, at in enumerate(sent_at_s))
 
 
-async def test_who_waits_for_a_slot_is_late_and_its_latency_counts_from_when_it_was_due() -> None:
+async def test_latency_counts_from_the_due_time_while_a_request_waits_for_a_slot() -> None:
     async def slow(asked: ReceivedRequest) -> AsyncIterator[str]:
         await asyncio.sleep(0.05)  # what is measured
         async for event in stream_all_tokens(asked):
@@ -192,7 +192,7 @@ async def test_a_stop_ends_the_wait_for_a_slot_too() -> None:
         (events("data: {nonsense\n\n"), "not the stream of a completion", 0),
     ],
 )
-async def test_what_goes_wrong_is_a_failed_outcome_with_its_cause(
+async def test_an_error_is_a_failed_outcome_with_its_cause(
     behaviour: Behaviour, failure: str, tokens: int
 ) -> None:
     found = await replayed(CompletionServer(behaviour=behaviour), at_once(2))
@@ -204,7 +204,7 @@ async def test_what_goes_wrong_is_a_failed_outcome_with_its_cause(
         assert math.isfinite(outcome.e2e_s)
 
 
-async def test_an_answer_past_its_deadline_is_given_up_with_what_has_come() -> None:
+async def test_an_answer_past_its_deadline_ends_with_its_tokens_so_far() -> None:
     async def stuck(_: ReceivedRequest) -> AsyncIterator[str]:
         yield token()
         await asyncio.Event().wait()

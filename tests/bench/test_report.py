@@ -84,7 +84,7 @@ def test_several_rates_have_a_table_of_their_own_the_lowest_first() -> None:
     assert [row[8] for row in by_rate.rows] == ["100 %", "50.0 %", "80.0 %"]
 
 
-def test_capacity_says_when_it_is_a_bound_of_what_was_tried() -> None:
+def test_capacity_says_when_it_is_a_bound_of_the_tried_rates() -> None:
     below = Curve(name="below", points=((2.0, 0.5),))
     above = Curve(name="above", points=((1.0, 0.99), (2.0, 0.95)))
     found = rows(study(rate_curves=(above, below, *_curve(SWEPT))), "Capacity")
@@ -101,7 +101,7 @@ def _curve(shown: Study) -> tuple[Curve, ...]:
     return rate_curves_for(shown)
 
 
-def test_without_objectives_nothing_is_judged() -> None:
+def test_without_objectives_no_slo_is_evaluated() -> None:
     assert "attainment" not in printed(BARE)
     assert "goodput" not in printed(BARE)
     assert format_objectives(BARE) == "none"
@@ -122,7 +122,7 @@ def test_the_terminal_says_whether_figures_are_simulated_and_where_they_come_fro
     assert "\x1b" not in text
 
 
-def test_what_is_in_brackets_is_text_and_not_markup() -> None:
+def test_text_in_brackets_is_no_markup() -> None:
     table = Table(title="a [b]", columns=("[red]", "x"), rows=(("[/]", ":smile:"),))
     text = printed(study(tables=(table,), title="[bold]t"))
     assert all(part in text for part in ("a [b]", "[red]", "[/]", ":smile:", "[bold]t"))
@@ -189,7 +189,7 @@ def test_a_page_is_one_file_that_asks_for_nothing_else(page: str) -> None:
     assert not re.search(r"https?://|<script|<link|@import|url\(", page)
 
 
-def test_a_page_shows_the_figures_the_origin_and_what_words_mean(page: str) -> None:
+def test_a_page_shows_figures_origin_and_meanings(page: str) -> None:
     assert "<h1>four &lt;engines&gt;" in page
     assert "<code>baton simulate -c a.yaml --trace &#x27;b &amp; c.jsonl&#x27;</code>" in page
     assert 'class="badge simulated">simulated (S)' in page
@@ -255,7 +255,7 @@ def test_classes_and_tenants_have_a_table_of_their_own_where_there_are_several()
     ]
 
 
-def test_what_an_autoscaler_did_stands_among_the_figures() -> None:
+def test_autoscaler_actions_are_among_the_figures() -> None:
     scaling = ScalingSummary(
         device_hours=12.5,
         actions=6,
@@ -315,7 +315,7 @@ _times = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 20)), min_size=1, max
 
 
 @given(stays=_times, at_s=st.floats(0, 80))
-def test_in_flight_is_who_had_arrived_and_not_ended(
+def test_in_flight_counts_requests_that_arrived_and_have_not_ended(
     stays: list[tuple[float, float]], at_s: float
 ) -> None:
     outcomes = [failure(arrived_s, after_s=took_s) for arrived_s, took_s in stays]

@@ -64,7 +64,7 @@ def test_a_run_that_mostly_waits_for_its_last_answers_says_so() -> None:
     assert not list(tail_notes([result()]))
 
 
-def test_each_objective_is_judged_alone_and_all_together() -> None:
+def test_each_objective_is_evaluated_alone_and_all_together() -> None:
     run = result(outcome(ttft_s=0.9), outcome(1.0, tpot_s=0.9), outcome(2.0), outcome(3.0))
     figures = summarize(run, OBJECTIVES)
     assert figures.ttft_attainment == pytest.approx(3 / 4)
@@ -141,7 +141,7 @@ def test_a_higher_target_never_means_more_capacity(
     assert (capacity(curve, more) or 0.0) <= (capacity(curve, less) or 0.0) + 1e-9
 
 
-def test_scaled_objectives_judge_the_same_run() -> None:
+def test_scaled_objectives_evaluate_the_same_run() -> None:
     run = result(outcome(ttft_s=0.2), outcome(1.0, ttft_s=0.7), outcome(2.0, ttft_s=1.9))
     (curve,) = scale_curves_for(study(run))
     met = dict(curve.points)
@@ -168,7 +168,7 @@ def test_a_run_trades_tokens_for_each_user_against_tokens_for_each_device() -> N
     assert trade.device_tokens_per_s == pytest.approx(1100 / 2 / (9.9 + 0.199 + 0.1), rel=1e-3)
 
 
-def test_what_is_shown_is_the_highest_rate_at_which_the_first_name_meets_the_target() -> None:
+def test_the_headline_is_the_highest_rate_at_which_the_first_name_meets_the_target() -> None:
     runs = [
         steady_result(rate=10.0),
         steady_result(rate=20.0, late_fraction=0.1),

@@ -47,7 +47,7 @@ def test_each_figure_further_off_is_named(name: str) -> None:
     assert list(told["off"]) == [f"open {name}"]
 
 
-def test_the_median_of_the_repeats_is_judged() -> None:
+def test_the_median_of_the_repeats_is_evaluated() -> None:
     assert compare_tools({OPEN: [pair(), pair(e2e_mean_s=9.0), pair()]})["agrees"]
     assert not compare_tools({OPEN: [pair(e2e_mean_s=9.0), pair(e2e_mean_s=9.0), pair()]})["agrees"]
 

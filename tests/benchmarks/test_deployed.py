@@ -42,7 +42,7 @@ def row(at_s: float, **pools: tuple[int, int]) -> dict[str, object]:
     return {"at_s": at_s, "pools": rows}
 
 
-def test_attainment_is_the_share_of_what_was_sent_in_a_span() -> None:
+def test_attainment_is_the_share_of_requests_sent_in_a_span() -> None:
     got = [(0.0, True), (1.0, False), (2.0, True), (3.0, True)]
     assert attainment(got, 0.0, 2.0) == 0.5
     assert attainment(got, 2.0, 9.0) == 1.0
@@ -60,7 +60,7 @@ def test_a_burst_that_is_missed_breaks_a_window_and_not_the_rest() -> None:
     assert steady_s(got, 40.0, 100.0, 0.95) == 32.0
 
 
-def test_a_relapse_counts() -> None:
+def test_a_second_drop_postpones_the_time_of_recovery() -> None:
     got = sent((40, 70, True), (70, 80, False), (80, 100, True))
     assert back_s(got, 40.0, 100.0, 0.95) == steady_s(got, 40.0, 100.0, 0.95) == 40.0
 

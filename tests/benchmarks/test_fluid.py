@@ -75,7 +75,7 @@ def even(steps: int, requests: float, prompt: float = 100.0, output: float = 10.
     return [Inflow(requests, requests * prompt, requests * output)] * steps
 
 
-def test_what_replicas_can_do_is_served_and_the_rest_is_refused() -> None:
+def test_load_within_capacity_is_served_and_the_rest_rejected() -> None:
     within = flow(even(100, 9), pools(1, 1), None, EXACT)
     assert within.attainment == pytest.approx(1.0)
     beyond = flow(even(400, 20), pools(1, 2), None, EXACT)
@@ -92,7 +92,7 @@ def test_a_backlog_is_carried_over_and_refuses_only_beyond_what_may_be_waited() 
     assert flow(then, pools(1, 5), None, EXACT).good == pytest.approx(30 + 10 + 10 + 10)
 
 
-def test_streams_are_bounded_by_what_replicas_can_have() -> None:
+def test_streams_are_bounded_by_the_slots_of_replicas() -> None:
     # 20 requests/s of 100 tokens at up to 0.1 s a token: 200 streams, of which one replica has 100.
     long = even(300, 20, prompt=1.0, output=100.0)
     assert flow(long, pools(1, 1), None, EXACT).attainment == pytest.approx(0.5, abs=0.05)
@@ -114,7 +114,7 @@ def test_streams_go_the_faster_the_fewer_there_are() -> None:
     )
 
 
-def test_only_a_part_of_what_replicas_can_do_is_of_use() -> None:
+def test_only_a_part_of_the_capacity_is_useful() -> None:
     part = replace(EXACT, usable_fraction=0.8)
     made = flow(even(400, 10), pools(1, 2), None, part)
     assert made.attainment == pytest.approx(0.8, abs=0.01)
@@ -130,7 +130,7 @@ def test_a_start_helps_after_a_cold_start_and_is_paid_for_from_the_asking() -> N
     assert made.story.gpu_seconds == 2 * 58.0
 
 
-def test_a_stop_calls_off_starts_then_drains_who_serves() -> None:
+def test_a_stop_cancels_starts_before_it_drains_serving_replicas() -> None:
     scaler = Scripted(
         {
             1: (StartReplicas(pool="prefill", replicas=1),),
@@ -186,7 +186,7 @@ def test_mixed_replicas_give_prompts_and_streams_what_each_needs() -> None:
         assert flow(load, mixed(1), None, EXACT).attainment < 0.7
 
 
-def test_an_autoscaler_sees_rates_over_its_window_and_what_requests_got() -> None:
+def test_an_autoscaler_sees_rates_over_its_window_and_results_of_requests() -> None:
     scaler = Scripted()
     flow(even(100, 20), pools(1, 2), scaler, EXACT)
     last = scaler.seen[-1]

@@ -76,7 +76,7 @@ def test_a_load_at_a_lower_rate_is_part_of_that_at_a_higher_one() -> None:
     assert len(high) == pytest.approx(175, rel=0.15)
 
 
-def test_objectives_are_multiples_of_what_a_request_alone_takes() -> None:
+def test_objectives_are_multiples_of_the_latency_of_a_lone_request() -> None:
     ttft_s, tpot_s = single_request_times_s(1000, 1050)
     grid = objectives_grid(TRACE)
     assert len(grid) == 36
@@ -89,7 +89,7 @@ def test_longer_prompts_leave_room_for_fewer_requests() -> None:
     assert max_request_rate(Trace(name="l", requests=longer)) < max_request_rate(TRACE) / 3
 
 
-def test_cells_that_lose_are_shown_and_those_that_nobody_serves_are_not_counted() -> None:
+def test_losing_cells_are_shown_and_cells_without_service_are_not_counted() -> None:
     def cell(better: float, hybrid: float) -> dict[str, float | str]:
         without = min(better, hybrid)
         return {"better": better, "hybrid": hybrid, "hybrid_no_admission": without}

@@ -52,7 +52,7 @@ def test_the_cost_is_what_the_one_with_metrics_took_more() -> None:
     assert found["pairs_standard_error"] == pytest.approx(0.01)
 
 
-def test_what_was_measured_inside_is_hooks_and_scrapes_without_the_warm_up() -> None:
+def test_inside_measurements_are_hooks_and_scrapes_without_the_warm_up() -> None:
     hooks_s, scrapes_s = 0.045 * 2 / 3, 2 * 0.02
     found = figures(MEASURED, SAID)
     assert found["direct_cpu_fraction"] == pytest.approx(

@@ -24,7 +24,7 @@ def test_new_prompts_are_400_kb_and_begin_differently() -> None:
     assert len({text[:10] for (text,) in prompts}) == len(prompts)
 
 
-def test_what_is_added_is_ours_less_what_the_other_takes_in_the_same_repeat() -> None:
+def test_overhead_is_batons_time_less_the_others_in_the_same_repeat() -> None:
     def run(ttft_ms: float, cpu_ms: float) -> dict[str, dict[str, float]]:
         seen = {"ttft_p50_ms": ttft_ms, "cpu_ms": cpu_ms, "prompt_tokens": 9.0}
         return {FOLLOW_UP: seen}

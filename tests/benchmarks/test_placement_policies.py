@@ -148,7 +148,7 @@ def test_llmd_does_not_see_what_was_sent_since_the_last_report() -> None:
 # --------------------------------------------------------------------------------------- sglang
 
 
-def test_sglang_sends_a_match_of_more_than_the_threshold_to_who_matches_best() -> None:
+def test_sglang_sends_a_match_above_the_threshold_to_the_best_match() -> None:
     query = PlacementQuery(prompt_tokens=1600)
     views = candidate("a", hit=30, legs=9), candidate("b", hit=31, legs=9), candidate("c")
     assert choose(SglangCacheAware(), *views, query=query) == "b"  # 0.31

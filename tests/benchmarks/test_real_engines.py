@@ -117,7 +117,7 @@ def test_a_complete_stream_is_read() -> None:
         (exchange(TOKEN, USAGE, b"[DONE]"), 32, "1 tokens, expected 32"),
     ],
 )
-def test_what_is_cut_short_is_a_failure(came: Exchange, max_tokens: int, problem: str) -> None:
+def test_a_truncated_answer_is_a_failure(came: Exchange, max_tokens: int, problem: str) -> None:
     found = read_result(came, is_long=False, max_tokens=max_tokens)
 
     assert found.stream is None
@@ -180,7 +180,7 @@ def test_medians_add_failures_up() -> None:
     assert (found["vllm"][SEQUENTIAL]["failed"], found["vllm"][SEQUENTIAL]["requests"]) == (1, 3)
 
 
-def test_what_strangers_took_of_the_machine_is_told() -> None:
+def test_cores_used_by_other_processes_are_reported() -> None:
     cores = {"api": 0.2, "engine": 1.5, "client": 0.1, "machine": 2.0, "steal": 0.3}
 
     found = medians({"vllm": [{SEQUENTIAL: load(0.1) | {"cores": cores}}, {SEQUENTIAL: load(0.1)}]})
@@ -188,7 +188,7 @@ def test_what_strangers_took_of_the_machine_is_told() -> None:
     assert found["vllm"][SEQUENTIAL]["strangers_cores"] == pytest.approx(0.2)
 
 
-def test_everyone_is_compared_with_ours_and_the_summary_names_all_pairs() -> None:
+def test_every_stack_is_compared_with_baton_and_the_summary_names_all_pairs() -> None:
     names = [contender.name for contender in CONTENDERS]
     paired = [
         name
@@ -270,7 +270,7 @@ def test_only_a_server_that_splits_has_a_connector() -> None:
     assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in plain.environment
 
 
-def test_what_was_pulled_is_read_from_metrics() -> None:
+def test_pulled_bytes_are_read_from_metrics() -> None:
     text = (
         "# TYPE vllm:nixl_bytes_transferred histogram\n"
         'vllm:nixl_bytes_transferred_count{engine="0"} 2.0\n'

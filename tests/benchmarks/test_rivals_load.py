@@ -169,7 +169,7 @@ def test_a_server_that_says_it_will_close_gets_a_new_connection(
     assert (found.failed, found.events, server.connections) == (0, [1, 1], 2)
 
 
-def test_what_is_no_complete_stream_has_failed(generator: Path, bodies: Path) -> None:
+def test_an_incomplete_stream_has_failed(generator: Path, bodies: Path) -> None:
     refused = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nbusy"
     broken = HEAD + chunk(TOKEN)
     empty = whole(DONE)
@@ -186,7 +186,7 @@ def test_what_is_no_complete_stream_has_failed(generator: Path, bodies: Path) ->
     assert "lost after 1 token events" in found.problems[1]
 
 
-def test_where_nobody_listens_there_is_no_load(generator: Path, bodies: Path) -> None:
+def test_a_port_without_a_listener_has_no_load(generator: Path, bodies: Path) -> None:
     with pytest.raises(LoadError, match="cannot connect"):
         run_generator(
             generator, port=pick_free_port(), point=POINT, bodies=bodies, requests=1, quickack=True
@@ -233,7 +233,7 @@ def test_the_mock_gives_as_many_tokens_as_were_asked_for(
     assert (found.failed, found.events, found.tokens) == (0, [5] * 8, [5] * 8)
 
 
-def test_the_mock_speaks_the_protocol_of_a_handoff(mock: int) -> None:
+def test_the_mock_implements_the_handoff_protocol(mock: int) -> None:
     asked = {"prompt": "a", "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
 
     answer = httpx.post(f"http://127.0.0.1:{mock}/v1/completions", json=asked).json()

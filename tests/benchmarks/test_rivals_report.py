@@ -50,7 +50,7 @@ def test_ratios_are_taken_within_a_repeat_and_missing_ones_are_left_out() -> Non
     assert found["python_over_vllm_tokens_per_core"] is None
 
 
-def test_what_is_added_to_the_first_token_is_what_vllm_alone_does_not_take() -> None:
+def test_overhead_on_the_first_token_is_the_time_beyond_vllm_alone() -> None:
     runs = {"vllm": [{"1x512": run(ttft_s=0.01)}], "baton_python": [{"1x512": run(ttft_s=0.012)}]}
 
     found = headline(runs, SimSettings())
@@ -59,13 +59,13 @@ def test_what_is_added_to_the_first_token_is_what_vllm_alone_does_not_take() -> 
     assert found["added_ttft_pd_s"] is None
 
 
-def test_memory_is_that_of_what_stands_between_client_and_engine() -> None:
+def test_memory_is_that_of_processes_between_client_and_engine() -> None:
     found = medians({"vllm": [{"1x512": run()}, None]})
 
     assert found["vllm"]["1x512"]["rss_mib"] == 120.0
 
 
-def test_everyone_has_one_name_and_ratios_name_those_that_there_are() -> None:
+def test_every_stack_has_one_name_and_ratios_name_existing_stacks() -> None:
     names = [contender.name for contender in CONTENDERS]
 
     assert len(set(names)) == len(names)

@@ -40,7 +40,7 @@ def serves(group: str) -> ProgramStack:
     return ProgramStack(group, make)
 
 
-def test_a_router_and_what_is_behind_it_count_as_one() -> None:
+def test_a_router_and_its_backend_count_as_one() -> None:
     behind: list[str] = []
 
     def make(url: str) -> ProgramStack:
@@ -110,5 +110,7 @@ def test_an_engine_that_dials_is_told_where_to_connect() -> None:
         ("raylet", "/x/raylet", OTHER),
     ],
 )
-def test_the_processes_of_ray_serve_llm_are_told_apart(name: str, title: str, group: str) -> None:
+def test_the_processes_of_ray_serve_llm_are_distinguished(
+    name: str, title: str, group: str
+) -> None:
     assert group_of(name, [title]) == group

@@ -119,7 +119,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     assert once == again
 
 
-def test_an_open_loop_is_sent_at_a_fraction_of_what_a_closed_one_gets_through() -> None:
+def test_an_open_loop_is_sent_at_a_fraction_of_the_closed_loops_rate() -> None:
     heavy = replace(SMALL, clients=None, saturating_clients=8, load_fraction=0.5)
     scenario = Scenario(engine=ENGINE, workloads={"heavy": heavy})
     setting = RunSetting(workload=heavy, engine=ENGINE, seed=3)

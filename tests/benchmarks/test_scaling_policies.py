@@ -85,7 +85,7 @@ def kpa(policy: Kpa, at_s: float, count: int, streams: float) -> tuple[int, Scal
     return want.replicas, want.reason
 
 
-def test_kpa_divides_the_mean_of_a_minute_by_seven_tenths_of_what_a_replica_takes() -> None:
+def test_kpa_divides_the_mean_of_a_minute_by_seven_tenths_of_a_replicas_capacity() -> None:
     policy = Kpa(options())
     for second in range(0, 60, 5):
         last = kpa(policy, float(second), 5, 300.0 + second)
@@ -184,7 +184,7 @@ def test_wva_wants_as_many_as_the_rate_takes_on_average() -> None:
     assert wants["decode"].replicas == 3
 
 
-def test_wva_goes_down_as_slowly_as_what_carries_it_out() -> None:
+def test_wva_scales_down_as_slowly_as_the_hpa_below_it() -> None:
     policy = Wva(options())
     policy.desired(observe(0.0, demand(5.0, 2.5), prefill_pool(6), decode_pool(3)))
     assert wanted(policy, observe(290.0, demand(1.0, 1.0), prefill_pool(6), decode_pool(3))) == 6

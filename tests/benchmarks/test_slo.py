@@ -54,7 +54,7 @@ def test_ours_is_set_beside_the_oracle_and_a_fleet_for_the_peak() -> None:
     assert told["reversals_per_hour_load"] == pytest.approx(1.5)
 
 
-def test_what_was_not_run_is_said_to_be_missing_and_nothing_else_is_lost() -> None:
+def test_missing_runs_are_named_and_nothing_else_is_lost() -> None:
     parts: dict[str, dict[str, object]] = {
         "m_large": {"attainment_m_large": 0.98, "reversals_per_hour_m_large": 0.5, "rows": []},
         "azure_code": {"reversals_per_hour_azure_code": 1.5, "took_s": 9.0},
@@ -70,7 +70,7 @@ def test_what_was_not_run_is_said_to_be_missing_and_nothing_else_is_lost() -> No
     assert "took_s" not in told
 
 
-def test_a_run_s_figures_are_those_of_its_story() -> None:
+def test_figures_of_a_run_come_from_its_scaling_log() -> None:
     changes = tuple(ScalingChange(float(at), "a", Direction.UP, 1) for at in range(4))
     story = ScalingReport(
         span_s=1800.0, ticks=9, paused_ticks=1, changes=changes, gpu_seconds=7200.0
@@ -190,7 +190,7 @@ def test_that_requests_stay_for_a_while_is_no_rhythm() -> None:
     assert _slo_overload.oscillation_regularity(runs) < 0.25
 
 
-def test_what_moves_is_measured_against_the_best_that_stays() -> None:
+def test_gain_is_measured_against_the_best_static_arm() -> None:
     rows = [{"arm": arm.name, "good": float(arm.prefill)} for arm in _slo_mix.STATIC]
     rows.append({"arm": _slo_mix.BATON.name, "good": 6.0})
     rows.append({"arm": _slo_mix.HYBRID[0].name, "good": 100.0})

@@ -72,12 +72,12 @@ def test_the_summary_has_what_is_quoted() -> None:
     assert by_size["16"]["baton"] == pytest.approx(2 * MIB / 1e9)
 
 
-def test_who_did_not_take_part_in_a_size_is_not_in_its_row() -> None:
+def test_a_stack_that_skipped_a_size_is_not_in_its_row() -> None:
     measured = {"bare": {16: [1.0], 256: [1.0]}, "bare_tcp": {16: [1.0]}}
     assert set(medians_by_size(measured)["256"]) == {"bare"}
 
 
-def test_baton_takes_part_with_what_its_engines_are_given(tmp_path: Path) -> None:
+def test_baton_takes_part_with_the_settings_of_its_engines(tmp_path: Path) -> None:
     field = {contender.name: contender for contender in contenders(transport_environment(tmp_path))}
     assert tuple(field) == NAMES
     baton = field["baton"].agents
@@ -89,7 +89,7 @@ def test_baton_takes_part_with_what_its_engines_are_given(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("size_mib", SIZES_MIB)
-def test_everybody_moves_as_many_bytes(size_mib: int, tmp_path: Path) -> None:
+def test_every_transport_moves_as_many_bytes(size_mib: int, tmp_path: Path) -> None:
     size_bytes = size_mib * MIB
     for contender in contenders(transport_environment(tmp_path)):
         assert contender.make_operation(size_bytes).size_bytes == size_bytes
@@ -103,7 +103,7 @@ def test_a_sweep_sets_others_against_what_engines_are_given(name: str) -> None:
     assert len({other.name for other in others}) == len(others) > 1
 
 
-def test_a_pair_moves_blocks_to_where_they_belong_and_is_silent_while_paused() -> None:
+def test_a_pair_moves_blocks_to_their_places_after_a_pause() -> None:
     pytest.importorskip("nixl")
     agents = AgentOptions(environment={PROGRESS_DELAY_VARIABLE: "1000"})
     with TransferPair(agents, MIB) as pair:

@@ -58,7 +58,7 @@ def test_an_error_while_a_process_is_frozen_lets_it_go_on(sleeper: subprocess.Po
     until(lambda: not faults.is_stopped(sleeper.pid))
 
 
-def test_a_process_goes_on_when_whoever_froze_it_is_killed(
+def test_a_frozen_process_continues_when_its_freezer_is_killed(
     sleeper: subprocess.Popen[str],
 ) -> None:
     root = str(Path(__file__).parents[2])
@@ -86,7 +86,7 @@ def test_one_that_is_killed_while_it_is_frozen_ends(sleeper: subprocess.Popen[st
 @pytest.mark.parametrize(
     "pid", [0, 1, os.getpid(), os.getppid()], ids=["all", "init", "itself", "its parent"]
 )
-def test_nobody_kills_or_freezes_what_runs_the_test(pid: int) -> None:
+def test_the_process_of_the_test_is_neither_killed_nor_frozen(pid: int) -> None:
     with pytest.raises(ValueError, match="no part of what is tested"):
         faults.kill(pid)
     with (

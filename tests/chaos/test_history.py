@@ -76,7 +76,7 @@ def test_a_clean_run_breaks_nothing_and_every_rule_was_asked_about() -> None:
     assert note == ""
 
 
-def test_what_is_not_known_is_not_said_to_hold() -> None:
+def test_unknown_history_does_not_hold() -> None:
     bounds, _ = check_invariants(History(exchanges=[finished()]))
     asked = {bound.description for bound in bounds}
     assert asked == {

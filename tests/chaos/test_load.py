@@ -93,7 +93,7 @@ async def test_requests_come_at_their_times_however_long_others_take() -> None:
     assert max(lag_s) < 1, "they waited for each other"
 
 
-async def test_what_does_not_end_in_time_is_given_up_and_has_no_ending() -> None:
+async def test_a_request_past_its_deadline_has_no_ending() -> None:
     async def hang(_: Exchange) -> None:
         await asyncio.Event().wait()
 
@@ -113,7 +113,7 @@ async def test_a_stream_is_written_down_with_its_tokens_and_times() -> None:
     assert exchange.sent_at_s < exchange.times_s[0] <= (exchange.ended_at_s or 0)
 
 
-async def test_a_client_asks_for_what_was_planned() -> None:
+async def test_a_client_sends_the_planned_requests() -> None:
     server = CompletionServer(well)
     exchange = Exchange(request_id="a-name", prompt=(3, 4), max_tokens=3)
     async with (
@@ -182,7 +182,7 @@ async def test_a_stream_that_does_not_end_well_is_not_taken_for_one_that_does(
     ],
     ids=["a refusal", "another error"],
 )
-async def test_who_is_not_served_is_told_why_and_when_to_come_back(
+async def test_a_rejected_request_gets_the_reason_and_a_retry_time(
     said: str, status: int, retry_after_s: float | None, ending: Ending
 ) -> None:
     async def refuse(_: ReceivedRequest) -> AsyncIterator[str]:
@@ -194,7 +194,7 @@ async def test_who_is_not_served_is_told_why_and_when_to_come_back(
     assert (exchange.endings, exchange.reason) == ([ending], "too much to do")
 
 
-async def test_nobody_who_listens_is_a_cut_and_a_server_that_says_nothing_never_ends() -> None:
+async def test_a_missing_listener_is_a_cut_and_a_mute_server_never_ends() -> None:
     exchange = Exchange(request_id="a", prompt=(3,), max_tokens=3)
     async with HttpClient("http://127.0.0.1:9") as client:
         await send_sequentially([exchange], client.send, deadline_s=5)

@@ -36,7 +36,7 @@ def files_of(row: Mutation) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
-def test_what_a_row_takes_away_is_in_its_file_once(row: Mutation) -> None:
+def test_the_text_of_a_row_is_in_its_file_once(row: Mutation) -> None:
     text = (ROOT / row.file).read_text()
     assert text.count(row.old) == 1, f"{row.file}: {row.old!r} is there {text.count(row.old)} times"
     assert row.old != row.new
@@ -137,7 +137,7 @@ def test_no_two_rows_are_of_the_same() -> None:
         ),
     ],
 )
-def test_an_outcome_is_read_as_what_it_is(
+def test_an_outcome_is_read_from_the_output(
     status: int, said: str, catch: MutationOutcome, by: str
 ) -> None:
     assert read_outcome(status, said) == (catch, by)

@@ -125,7 +125,7 @@ async def test_corruption_turns_one_bit_of_a_piece() -> None:
         assert turned == [1]
 
 
-async def test_what_is_stalled_comes_when_the_way_is_free_again() -> None:
+async def test_stalled_bytes_come_when_the_link_is_free_again() -> None:
     async with talking() as (proxy, client):
         proxy.set_conditions(up=LinkConditions(is_stalled=True))
         with pytest.raises(TimeoutError):
@@ -135,7 +135,7 @@ async def test_what_is_stalled_comes_when_the_way_is_free_again() -> None:
             assert await client.reader.readexactly(4) == b"held"
 
 
-async def test_what_is_swallowed_never_comes_and_the_connection_stays() -> None:
+async def test_swallowed_bytes_never_come_and_the_connection_stays() -> None:
     async with talking() as (proxy, client):
         proxy.set_conditions(up=LinkConditions(is_black_hole=True))
         with pytest.raises(TimeoutError):
@@ -152,7 +152,7 @@ async def test_a_reset_breaks_connections_and_new_ones_are_served() -> None:
             await client.say()
 
 
-async def test_who_is_refused_is_reset_before_anything_passes() -> None:
+async def test_a_refused_connection_is_reset_before_any_byte_passes() -> None:
     async with echo() as port, running_proxy("127.0.0.1", port) as (proxy, listens):
         proxy.is_rejecting = True
         client = Client(*await asyncio.open_connection("127.0.0.1", listens))

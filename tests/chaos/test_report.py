@@ -115,12 +115,12 @@ def test_of_a_case_that_broke_the_page_shows_its_last_words_only() -> None:
     assert "exit status" not in shown
 
 
-def test_lines_are_counted_by_what_came_of_them() -> None:
+def test_lines_are_counted_by_their_outcome() -> None:
     shown = render_page(lines(RUN) | lines(MISSED, "F2"), MutationResults())
     assert f"Of {len(LINES)} lines: 1 passed, 1 missed, 0 broke, {len(LINES) - 2} not run." in shown
 
 
-def test_a_protection_whose_removal_nobody_noticed_stands_out() -> None:
+def test_an_unnoticed_removal_of_a_protection_stands_out() -> None:
     survivor = replace(
         REMOVAL,
         description="the lease",

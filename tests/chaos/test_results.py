@@ -34,7 +34,7 @@ def case(key: str) -> Case:
     )
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_results_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "reliability.json"
     lines = {"F1": LINE.with_run(MISSED).with_run(PASSED), "F10": LINE}
     results.write(lines, file)

@@ -144,7 +144,7 @@ def test_a_program_that_ends_by_itself_leaves_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "done\n"
 
 
-def test_what_a_program_leaves_running_is_named_and_ended(tmp_path: Path) -> None:
+def test_processes_that_a_program_leaves_are_named_and_ended(tmp_path: Path) -> None:
     ended = ran(ORPHAN, tmp_path / "log", grace_s=0.2)
     pid = int((tmp_path / "log").read_text())
     assert ended.leftovers == (f"{pid} sleep 300",)
@@ -162,7 +162,7 @@ def test_an_orphan_that_ends_is_laid_to_rest_meanwhile(tmp_path: Path) -> None:
     assert (ended.status, ended.leftovers) == (0, ()), (tmp_path / "log").read_text()
 
 
-def test_a_child_of_before_that_nobody_has_waited_for_keeps_no_orphan_from_its_rest(
+def test_a_zombie_child_does_not_keep_an_orphan_alive(
     tmp_path: Path,
 ) -> None:
     before = subprocess.Popen([sys.executable, "-c", ""])

@@ -58,7 +58,7 @@ async def test_a_killed_replica_is_lost_at_once_and_its_streams_go_on() -> None:
 
 
 @pytest.mark.thorough
-async def test_links_go_through_proxies_and_a_frozen_replica_falls_silent() -> None:
+async def test_links_go_through_proxies_and_a_frozen_replica_sends_no_heartbeat() -> None:
     link = LinkOptions(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.8)
     plan = StageSpec(roles=(Role.DECODE, Role.DECODE), has_proxies=True, link=link)
     async with sim_stage(plan) as stage:
@@ -78,7 +78,7 @@ async def test_links_go_through_proxies_and_a_frozen_replica_falls_silent() -> N
 
 
 @pytest.mark.thorough
-async def test_who_leaves_frees_what_was_held_and_who_finds_nobody_is_refused() -> None:
+async def test_a_disconnect_frees_its_slot_and_an_empty_fleet_rejects() -> None:
     async with sim_stage(StageSpec(roles=(Role.DECODE,))) as stage:
         door, name = stage.ingresses[0], stage.replicas_of_role(Role.DECODE)[0]
         leaver = Exchange(request_id="leaver", prompt=(3, 4, 5), max_tokens=2000)

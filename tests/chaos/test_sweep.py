@@ -40,7 +40,7 @@ def test_where_an_engine_does_not_say_nothing_is_known() -> None:
     assert math.isnan(overhead_s(evolve(RECORD, first_token_at_s=None)))
 
 
-def door(*exchanges: Exchange, records: tuple[RequestRecord, ...]) -> Ingress:
+def ingress_with(*exchanges: Exchange, records: tuple[RequestRecord, ...]) -> Ingress:
     """A door's books, and nothing else of it."""
     books = SimpleNamespace(
         exchanges={other.request_id: other for other in exchanges},
@@ -58,8 +58,8 @@ def exchange(name: str, ending: Ending | None = Ending.FINISHED) -> Exchange:
     return made
 
 
-def test_what_has_ended_is_taken_off_the_books_and_the_rest_stays() -> None:
-    books = door(
+def test_ended_processes_are_removed_from_the_list_and_others_stay() -> None:
+    books = ingress_with(
         exchange("r"),
         exchange("open", None),
         records=(evolve(RECORD, legs=(LEG,)), evolve(RECORD, request_id="open")),
@@ -78,7 +78,7 @@ def test_what_has_ended_is_taken_off_the_books_and_the_rest_stays() -> None:
 
 
 def test_a_wrong_token_and_a_counter_that_stays_are_found_at_the_end() -> None:
-    books = door(exchange("r"), records=(evolve(RECORD, legs=(LEG,)),))
+    books = ingress_with(exchange("r"), records=(evolve(RECORD, legs=(LEG,)),))
     sweep = RunningTotals(books)
     sweep.collect()
     bounds, note = sweep.check_invariants(
@@ -125,7 +125,7 @@ def test_a_warm_up_is_no_growth() -> None:
     assert grown == {"ingress": pytest.approx(0.0, abs=1e-9)}
 
 
-def test_what_rises_after_it_is() -> None:
+def test_growth_after_the_warm_up_counts() -> None:
     grown = sampled(ResourceGrowth(warm_up_s=600.0), rises_mb_per_hour=2.5).mb_per_hour()
     assert grown["ingress"] == pytest.approx(2.5)
 

@@ -76,7 +76,7 @@ CASES: dict[str, Report] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_came_of_it_is_shown_as_written(case: str, as_shown: AsShown) -> None:
+def test_the_result_is_shown_as_written(case: str, as_shown: AsShown) -> None:
     as_shown("apply", case, CASES, apply_lines(CASES[case]))
 
 
@@ -96,7 +96,7 @@ def test_json_is_one_object_on_stdout() -> None:
     assert json.loads(result.stdout) == APPLIED
 
 
-def test_a_bad_file_is_told_by_line_and_column_and_nobody_is_asked(tmp_path: Path) -> None:
+def test_a_bad_file_is_located_by_line_and_column_without_a_deployment(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("slo:\n  default: {ttft: soon}\n")
     scripted = Scripted()
@@ -106,7 +106,7 @@ def test_a_bad_file_is_told_by_line_and_column_and_nobody_is_asked(tmp_path: Pat
     assert scripted.asked == []
 
 
-def test_a_refusal_says_why_and_what_to_do() -> None:
+def test_a_refusal_has_a_reason_and_a_remedy() -> None:
     refused = ApplyRejected("ingress: cannot use 'own:choose'", "put that right, apply again")
     result = run(Scripted(refused), "-c", SIM)
     assert result.exit_code == 1

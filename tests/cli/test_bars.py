@@ -35,7 +35,7 @@ def test_without_blocks_there_are_hashes() -> None:
 
 
 @given(one=FRACTIONS, other=FRACTIONS, width=st.integers(1, 200), blocks=st.booleans())
-def test_a_stretch_is_as_wide_as_asked_and_never_unseen(
+def test_a_bar_is_as_wide_as_asked_and_always_visible(
     one: float, other: float, width: int, *, blocks: bool
 ) -> None:
     first, last = sorted((one, other))
@@ -49,7 +49,7 @@ def test_a_gauge_shows_how_full_something_is(fraction: float, drawn: str) -> Non
     assert gauge(fraction, 4) == drawn
 
 
-def test_what_is_not_known_is_dotted() -> None:
+def test_unknown_parts_are_dotted() -> None:
     assert gauge(None, 3) == "···"
 
 

@@ -112,7 +112,7 @@ def test_a_chat_is_asked_in_words_that_the_endpoint_counted(server: CompletionSe
     assert not any("Nobody could count" in note for note in told["notes"])
 
 
-def test_where_nobody_counts_tokens_the_report_says_so(server: CompletionServer) -> None:
+def test_the_report_says_that_tokens_were_not_counted(server: CompletionServer) -> None:
     async def behave(asked: ReceivedRequest) -> AsyncIterator[str]:
         if "max_tokens" not in asked.body:
             yield "404 Not Found"
@@ -140,7 +140,7 @@ def test_a_dataset_is_asked(server: CompletionServer, tmp_path: Path) -> None:
     assert told["load"]["requests from"] == str(file)
 
 
-def test_a_dataset_without_lengths_needs_somebody_who_counts(
+def test_a_dataset_without_lengths_needs_a_tokenizer(
     server: CompletionServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
@@ -170,7 +170,7 @@ def test_a_trace_is_sent_at_its_own_times_or_at_a_rate(
     assert [item["requests"] for item in told["runs"]] == [10, 10]
 
 
-def test_the_first_so_much_of_a_trace_counts_from_its_first_arrival(
+def test_the_first_part_of_a_trace_counts_from_its_first_arrival(
     server: CompletionServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "piece.jsonl"
@@ -199,7 +199,7 @@ def test_a_workload_needs_no_file(server: CompletionServer) -> None:
     assert report_of(server.url, *options)["runs"][0]["requests"] == 6
 
 
-def test_classes_are_asked_for_and_judged_apart(server: CompletionServer) -> None:
+def test_classes_are_requested_and_evaluated_separately(server: CompletionServer) -> None:
     told = report_of(
         *(server.url, *QUICK, "--class", "fast=1", "--class", "batch=1"),
         *("--slo", "fast:ttft=1us", "--slo", "batch:ttft=60s"),
@@ -240,7 +240,7 @@ def test_files_are_written(server: CompletionServer, tmp_path: Path) -> None:
     assert len((folder / "requests.jsonl").read_text().splitlines()) == 20
 
 
-def test_ctrl_c_ends_it_with_what_there_is(server: CompletionServer) -> None:
+def test_ctrl_c_ends_it_with_the_results_so_far(server: CompletionServer) -> None:
     stuck = asyncio.Event()
 
     async def first_ones(asked: ReceivedRequest) -> AsyncIterator[str]:

@@ -147,7 +147,7 @@ def test_a_missing_table_of_a_profile_is_named(tmp_path: Path) -> None:
     assert "gpu_dense.csv: cannot be read" in result.stderr
 
 
-def test_people_read_what_is_measured_and_what_is_simulated(tmp_path: Path) -> None:
+def test_readable_text_separates_measured_from_simulated_figures(tmp_path: Path) -> None:
     shown = fit(written(tmp_path, line(0))).stdout
     assert "measured (M)   100 ms" in shown
     assert "predicted (S)" in shown
@@ -186,9 +186,7 @@ def test_a_bad_line_is_named_and_counted_when_left_out(tmp_path: Path) -> None:
         ([], "engine_kwargs"),
     ],
 )
-def test_what_makes_no_sense_of_an_engine_is_said(
-    tmp_path: Path, engine: object, said: str
-) -> None:
+def test_an_implausible_calibration_is_reported(tmp_path: Path, engine: object, said: str) -> None:
     result = fit(written(tmp_path, line(0), engine=engine))
     assert result.exit_code == 1
     assert f"{tmp_path / 'meta.json'}" in result.stderr

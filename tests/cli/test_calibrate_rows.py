@@ -74,7 +74,7 @@ def test_a_bad_row_is_named_by_its_line_and_left_out_when_told(tmp_path: Path) -
     assert (report["skipped_lines"], report["in_the_means"]) == (1, 1)
 
 
-def test_a_calibration_does_not_speak_of_what_is_far_from_it_unless_told(tmp_path: Path) -> None:
+def test_a_calibration_rejects_distant_configurations_unless_allowed(tmp_path: Path) -> None:
     known = written(tmp_path, PLAIN, name="known.csv")
     asked = written(tmp_path, PLAIN, LONG)
     report = json.loads(run(asked, "--calibration", known, "--json").stdout)

@@ -108,7 +108,7 @@ def test_lines_of_a_pipe_are_one_conversation() -> None:
     ]
 
 
-def test_a_conversation_begins_anew_and_gets_another_system_prompt() -> None:
+def test_a_new_conversation_gets_another_system_prompt() -> None:
     with CompletionServer(HELLO).in_thread() as server:
         lines = "one\n/reset\ntwo\n/system Be brief.\nthree\n/sing\n/exit\nfour\n"
         done = chat("--url", server.url, lines=lines)
@@ -163,7 +163,7 @@ def test_a_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
         ("400 Bad Request", "correct the request"),
     ],
 )
-def test_a_refusal_is_said_with_what_to_do(status: str, remedy: str) -> None:
+def test_a_refusal_is_shown_with_its_remedy(status: str, remedy: str) -> None:
     refusal = events(status, json.dumps({"error": {"message": "not this one"}}))
     with CompletionServer(refusal).in_thread() as server:
         done = chat("--url", server.url, "hello")

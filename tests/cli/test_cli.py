@@ -202,7 +202,7 @@ def test_people_get_tables_and_not_json(run: Run) -> None:
     assert shown.stdout.splitlines()[0] == "pairs: none: nothing hands blocks over here"
 
 
-def test_a_request_that_nobody_remembers_is_one_clear_line(run: Run) -> None:
+def test_an_unknown_request_id_is_one_clear_line(run: Run) -> None:
     error = UnknownRequest("no request 'r-1' among those that ended recently", "ask again later")
     result = run("explain", "route", "r-1", "--json", commands=ScriptedCommands(error))
     assert result.exit_code == 1
@@ -319,7 +319,7 @@ def test_bytes_are_said_in_three_digits_with_their_unit(size_bytes: float, text:
     assert bytes_text(size_bytes) == text
 
 
-def test_a_cell_of_a_table_is_one_line_whatever_is_in_it() -> None:
+def test_a_cell_of_a_table_is_always_one_line() -> None:
     rows = [{"status": "reverted", "why": "two\n  lines\x1b[2J"}, {"status": "applied", "why": "-"}]
     assert list(text_lines({"generations": rows})) == [
         "generations:",

@@ -86,7 +86,7 @@ def test_checks_are_shown_as_written(case: str, as_shown: AsShown) -> None:
     as_shown("doctor", case, CASES, report_lines(report(checks), verbose=verbose))
 
 
-def test_what_takes_more_than_a_line_goes_on_below_itself() -> None:
+def test_a_long_cell_continues_below_itself() -> None:
     long = row(1, "machine", "memory", "PASS", detail="many words " * 20)
     first, *more = [line for line in report_lines(report([long])) if "many" in line]
     assert len(more[0]) - len(more[0].lstrip()) == first.index("many")

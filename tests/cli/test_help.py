@@ -52,7 +52,7 @@ def test_every_verb_stands_under_a_heading_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(("words", "where"), list(verbs()), ids=str)
-def test_what_the_list_says_of_a_verb_is_what_the_verb_says(
+def test_a_verb_has_the_same_summary_in_the_list_and_in_its_help(
     words: tuple[str, ...], where: str
 ) -> None:
     module, _, function = where.partition(":")

@@ -89,7 +89,7 @@ def test_an_unknown_gpu_is_refused() -> None:
     assert "abacus" in done.stderr
 
 
-def test_a_model_is_started_without_a_file_and_what_was_made_up_is_shown() -> None:
+def test_a_model_starts_without_a_file_and_its_derived_configuration_is_shown() -> None:
     deployments = Deployments()
     done = run("up", "tiny", "--decode", 2, deployments=deployments)
     assert done.exit_code == 0, done.output
@@ -143,7 +143,7 @@ class FailingStart(Deployments):
         (TimeoutError("the store does not answer"), 4),
     ],
 )
-def test_a_start_that_failed_is_not_sent_to_the_status_of_what_does_not_run(
+def test_a_failed_start_does_not_point_to_the_status_of_a_stopped_deployment(
     error: Exception, code: int
 ) -> None:
     done = run("up", "tiny", deployments=FailingStart(error))

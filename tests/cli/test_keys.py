@@ -111,7 +111,7 @@ def test_a_key_that_is_revoked_is_not_rotated_back_into_use(file: Path) -> None:
         (["list", "--file", "FILE"], "no key file"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_leaves_no_key(
+def test_an_impossible_operation_is_explained_and_leaves_no_key(
     file: Path, arguments: list[str], wanted: str
 ) -> None:
     result = keys(*(str(file) if word == "FILE" else word for word in arguments))

@@ -58,7 +58,7 @@ def test_pairs_are_shown_as_written(case: str, as_shown: AsShown) -> None:
     as_shown("links", case, CASES, shown(*CASES[case]))
 
 
-def test_what_an_ingress_tells_of_its_links_can_be_shown() -> None:
+def test_links_of_an_ingress_can_be_shown() -> None:
     book = LinkTable()
     for replica_id in ("p", "d"):
         book.add_replica(replica_id)

@@ -63,7 +63,7 @@ REPLACED = NotRunning("the controller is replaced", "wait")
         pytest.param(("first", REPLACED, "second"), "second", "", id="trouble that is over"),
     ],
 )
-def test_what_is_shown_is_the_newest_answer_and_why_there_is_no_newer(
+def test_the_screen_shows_the_newest_answer_and_why_there_is_no_newer(
     asker: Callable[[Script], Poller[object]], answers: tuple[object, ...], shown: str, trouble: str
 ) -> None:
     script = Script(*answers)
@@ -83,7 +83,7 @@ def test_what_is_shown_is_the_newest_answer_and_why_there_is_no_newer(
         ("first", KeyError("a mistake of ours")),
     ],
 )
-def test_what_will_not_pass_ends_the_screen(
+def test_a_permanent_error_ends_the_screen(
     answers: tuple[object, ...], asker: Callable[[Script], Poller[object]]
 ) -> None:
     one, (*_, last) = asker(Script(*answers)), answers

@@ -49,7 +49,7 @@ def run(*arguments: str, scripted: Scripted | None = None) -> Result:
     return invoke(scripted or Scripted(), "logs", *arguments)
 
 
-def test_an_event_is_a_line_with_when_who_and_what() -> None:
+def test_an_event_is_a_line_with_time_process_and_text() -> None:
     result = run()
     assert result.stdout.splitlines() == [
         "07:41:07.346 WARNING controller-ctl         pool_scaled pool=decode had=1",

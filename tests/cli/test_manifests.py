@@ -62,7 +62,7 @@ def test_the_command_line_knows_every_target() -> None:
         (["--image", ""], "--image"),
     ],
 )
-def test_what_cannot_be_rendered_is_said_and_nothing_is_written(
+def test_an_unrenderable_configuration_is_explained_and_nothing_is_written(
     tmp_path: Path, options: list[str], said: str
 ) -> None:
     result = export(tmp_path, "--target", "kuberay", *options)

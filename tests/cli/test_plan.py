@@ -48,7 +48,7 @@ def test_a_question_that_is_none_is_refused(arguments: tuple[str, ...], said: st
     assert said in " ".join(result.stderr.replace("│", " ").split())
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_planned(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused_before_planning(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     result = run(
         *(MODEL, "--gpu", "H100", *CONV, "--ttft", "1s"),
@@ -68,7 +68,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_planned(tmp_path: 
         ("meta-llama/Llama-3.1-405B", "L4", "weights"),
     ],
 )
-def test_what_cannot_be_modelled_is_said_with_what_to_do(model: str, gpu: str, said: str) -> None:
+def test_an_unmodelled_setting_is_reported_with_a_remedy(model: str, gpu: str, said: str) -> None:
     result = run(model, "--gpu", gpu, *CONV, "--ttft", "1s")
 
     assert result.exit_code == 1

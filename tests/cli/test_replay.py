@@ -99,7 +99,7 @@ def test_failures_are_shown_and_when_nothing_succeeds_the_status_says_so(
     assert json.loads(result.stdout)["tables"][0]["rows"] == [["HTTP 503: come back later", "20"]]
 
 
-def test_what_a_reader_must_know_is_in_the_notes(server: CompletionServer, tmp_path: Path) -> None:
+def test_necessary_caveats_are_in_the_notes(server: CompletionServer, tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     lines = [
         '{"at_s": 0, "input_length": 2000, "output_length": 3, "session_id": "s"}',
@@ -124,7 +124,7 @@ def test_a_header_is_sent_and_its_value_is_never_shown(
     assert "sk-" not in json.dumps(report)
 
 
-def test_the_first_so_much_of_a_trace_counts_from_its_first_arrival(
+def test_the_first_part_of_a_trace_counts_from_its_first_arrival(
     server: CompletionServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "piece.jsonl"

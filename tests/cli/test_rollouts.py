@@ -95,7 +95,7 @@ def test_a_version_is_rolled_out_with_its_options_and_told_before_and_after() ->
         ({"outcome": "ordered"}, "nobody watches it"),
     ],
 )
-def test_what_came_of_an_upgrade_is_said_in_one_line(report: Report, text: str) -> None:
+def test_the_result_of_an_upgrade_is_one_line(report: Report, text: str) -> None:
     (line,) = report_lines({**DONE, **report})
     assert text in line
 

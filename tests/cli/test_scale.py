@@ -71,12 +71,12 @@ def test_auto_clears_the_override() -> None:
     "arguments",
     [("decode",), ("decode", "3", "--auto"), ("decode", "--auto", "--for", "5m"), ("decode", "-1")],
 )
-def test_what_makes_no_sense_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+def test_a_senseless_argument_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     result, asked = run(*arguments)
     assert (result.exit_code, asked.words) == (2, [])
 
 
-def test_a_refusal_says_why_and_what_to_do() -> None:
+def test_a_refusal_has_a_reason_and_a_remedy() -> None:
     result, _ = run("decode", "9", answer=ScalingRejected("there are at most 8", "raise it"))
     assert result.exit_code == 1
     assert result.stderr == "error: there are at most 8\nnext: raise it\n"
@@ -90,7 +90,7 @@ def test_fewer_replicas_drain_and_the_way_back_is_named() -> None:
     )
 
 
-def test_a_cleared_override_says_who_scales_from_now_on() -> None:
+def test_a_cleared_override_names_the_policy_that_scales_again() -> None:
     told = report_line({**SCALED, "target": 2, "override": None})
     assert told == "decode: 2 replicas; from now on slo"
 

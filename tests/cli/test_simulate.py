@@ -47,7 +47,7 @@ def trace(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------ what is run
 
 
-def test_a_trace_is_served_and_every_request_is_judged(trace: Path) -> None:
+def test_a_trace_is_served_and_every_request_is_evaluated(trace: Path) -> None:
     report = report_of("--trace", str(trace), "--ttft", "2s", "--tpot", "50ms")
     (run,) = report["results"]
     assert (run["name"], run["requests"], run["failed"]) == ("predicted", 20, 0)
@@ -124,12 +124,12 @@ def test_a_trace_is_brought_to_a_rate_and_lengths_alone_arrive_at_it(
     assert arriving["results"][0]["rate_per_s"] == pytest.approx(8, rel=0.5)
 
 
-def test_only_the_first_so_many_and_so_long_are_served(trace: Path) -> None:
+def test_only_the_first_requests_and_seconds_are_served(trace: Path) -> None:
     assert report_of("--trace", str(trace), "--requests", "5")["results"][0]["requests"] == 5
     assert report_of("--trace", str(trace), "--duration", "1s")["results"][0]["requests"] == 4
 
 
-def test_the_first_so_much_of_a_trace_counts_from_its_first_arrival(tmp_path: Path) -> None:
+def test_the_first_part_of_a_trace_counts_from_its_first_arrival(tmp_path: Path) -> None:
     file = tmp_path / "piece.jsonl"
     line = '{{"at_s": {at}, "input_length": 60, "output_length": 3}}\n'
     file.write_text("".join(line.format(at=3600 + number) for number in range(20)))
@@ -242,7 +242,7 @@ def test_options_that_make_no_sense_are_wrong_usage(arguments: tuple[str, ...], 
         ((*SMALL, "--report", "a.pdf"), "expected .html or .png"),
     ],
 )
-def test_an_error_says_what_is_wrong_and_what_to_do(arguments: tuple[str, ...], says: str) -> None:
+def test_an_error_has_a_reason_and_a_remedy(arguments: tuple[str, ...], says: str) -> None:
     result = simulate(*arguments)
     assert result.exit_code == 1
     assert says in result.stderr
@@ -288,7 +288,7 @@ def test_autoscalers_are_compared_by_name_and_say_what_they_did() -> None:
     assert report["provenance"]["autoscaler"] == "policy slo, every 2 s"
 
 
-def test_where_nobody_scales_nothing_is_said_of_it() -> None:
+def test_without_an_autoscaler_scaling_is_not_mentioned() -> None:
     report = report_of(*SMALL)
     (run,) = report["results"]
     assert run["scaling"] is None
@@ -351,7 +351,7 @@ NOTE = (
 )
 
 
-def test_what_is_not_simulated_is_said_in_every_kind_of_report(tmp_path: Path) -> None:
+def test_unsimulated_keys_are_named_in_every_kind_of_report(tmp_path: Path) -> None:
     page = tmp_path / "a.html"
     few = (*SMALL, "--set", SPECULATES, "--report", str(page))
     assert NOTE in report_of(*few, config=GPU)["notes"]
@@ -361,7 +361,7 @@ def test_what_is_not_simulated_is_said_in_every_kind_of_report(tmp_path: Path) -
     assert not [n for n in report_of(*SMALL, config=GPU)["notes"] if "not simulated" in n]
 
 
-def test_what_is_not_simulated_of_a_comparison_alone_is_said_of_it() -> None:
+def test_keys_unsimulated_in_a_comparison_are_named_for_it() -> None:
     compared = ("--compare", "disaggregate=never", "--compare", "pools.decode.parallel.ep=true")
     notes = report_of(*SMALL, *compared, config=GPU)["notes"]
     (note,) = (other for other in notes if "not simulated" in other)

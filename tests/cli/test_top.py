@@ -160,13 +160,13 @@ def test_the_worst_pairs_come_first_and_all_are_counted() -> None:
         ),
     ],
 )
-def test_what_an_operator_should_know_is_a_line(status: dict[str, Any], trouble: str) -> None:
+def test_a_notice_for_an_operator_is_a_line(status: dict[str, Any], trouble: str) -> None:
     report = told(**status)
     assert report["troubles"] == [trouble]
     assert f"! {trouble}" in [line.rstrip() for line in screen(report)]
 
 
-def test_stories_are_shortened_to_what_is_shown() -> None:
+def test_request_reports_are_shortened_to_the_rows_shown() -> None:
     (slowest,) = told()["slowest"]
     assert slowest["request_id"] == "r-1"
     assert "waterfall" not in slowest
@@ -253,7 +253,7 @@ def test_rates_of_tokens_are_said_in_three_digits(tokens_per_s: float, text: str
     assert f"tokens {text} in," in shown
 
 
-def test_what_moves_now_is_told_from_two_looks_and_never_below_nothing() -> None:
+def test_present_rates_come_from_two_reports_and_are_never_negative() -> None:
     history = History()
     first, second = told(), told(links=[LINK | {"moved_bytes": 3_000_000_000}])
     rates: list[float | None] = []

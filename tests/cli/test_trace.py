@@ -125,7 +125,7 @@ def test_json_is_the_whole_report(arguments: tuple[str, ...]) -> None:
     assert json.loads(run(*arguments, "-o", "json").stdout) == {"requests": [STORY]}
 
 
-def test_a_request_that_nobody_remembers_ends_with_a_next_step() -> None:
+def test_an_unknown_request_id_ends_with_a_next_step() -> None:
     result = run("r-9", scripted=Scripted(stories=[]))
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == "next: ask again"

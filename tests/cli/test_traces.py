@@ -61,7 +61,7 @@ def test_more_requests_than_fit_memory_are_refused_before_they_are_made() -> Non
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "line 2", "--skip-bad"),
     ],
 )
-def test_a_file_that_is_no_trace_is_told_apart_and_has_its_own_remedy(
+def test_a_file_that_is_no_trace_has_its_own_remedy(
     tmp_path: Path, text: str, said: str, remedy: str
 ) -> None:
     path = tmp_path / "trace"

@@ -73,7 +73,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture
-def stand_in_only() -> None:
+def require_echo_server() -> None:
     """For what only the stand-in does: show what arrives, fail on demand, be set up by a test."""
     if "BATON_TEST_URL" in os.environ:
         pytest.skip("not for a running deployment: it asks for the stand-in behind the server")

@@ -223,7 +223,7 @@ def test_a_model_that_sees_is_fed_from_nowhere_but_named_hosts(
     assert asked == ["/elsewhere"], "a redirect was followed"
 
 
-def test_what_may_be_brought_along_is_said_to_vllm() -> None:
+def test_request_capabilities_are_passed_to_vllm() -> None:
     from baton.engine.vllm.frontend.llm import parse_server_args
 
     nothing = parse_server_args(["--model", "m", *RequestCapabilities().argv()])
@@ -326,9 +326,7 @@ def test_a_session_that_is_no_name_fails_no_request(
 
 
 @pytest.mark.usefixtures("stand_in_only")
-def test_nobody_says_how_urgent_it_is_or_which_engine_it_is_for(
-    server: Server, fleet: EchoFleet
-) -> None:
+def test_a_client_sets_neither_priority_nor_engine(server: Server, fleet: EchoFleet) -> None:
     headers = {"x-vllm-priority": "-1000", "x-data-parallel-rank": "3"}
     for path in PATHS:
         assert ask(server, path, headers, priority=-1000).status_code == 200, path

@@ -58,7 +58,7 @@ def test_an_adapter_that_is_not_configured_is_not_found(client: openai.OpenAI) -
         client.completions.create(model="tiny-eve", prompt="hi", max_tokens=2)
 
 
-class Desk:
+class ScriptedAdapters:
     """Keeps what it is asked, and answers as it is told to."""
 
     def __init__(self) -> None:
@@ -71,10 +71,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(echo_server: tuple[ServerThread, EchoFleet]) -> Iterator[Desk]:
+def adapters(echo_server: tuple[ServerThread, EchoFleet]) -> Iterator[ScriptedAdapters]:
     """The endpoint with keys, and whoever loads adapters behind it."""
     thread, _ = echo_server
-    found = Desk()
+    found = ScriptedAdapters()
     thread.reconfigure(access=KEYED)
     thread.administer(found)
     yield found
@@ -89,7 +89,7 @@ def post(server: Server, path: str, body: object, key: str | None = OPS_KEY) -> 
 
 @pytest.mark.usefixtures("stand_in_only")
 def test_vllms_requests_to_load_and_unload_are_taken_and_answered_in_its_words(
-    server: Server, desk: Desk
+    server: Server, adapters: ScriptedAdapters
 ) -> None:
     loaded = post(server, LOAD_PATH, WANTED | {"load_inplace": True, "other": 1})
     assert (loaded.status_code, loaded.text) == (
@@ -101,7 +101,7 @@ def test_vllms_requests_to_load_and_unload_are_taken_and_answered_in_its_words(
         200,
         "Success: LoRA adapter 'sql' removed successfully.",
     )
-    assert desk.asked == [
+    assert adapters.asked == [
         AdapterRequest(name="sql", path="/adapters/sql", in_place=True, tenant="ops"),
         AdapterRequest(name="sql", tenant="ops"),
     ]
@@ -110,7 +110,10 @@ def test_vllms_requests_to_load_and_unload_are_taken_and_answered_in_its_words(
 @pytest.mark.usefixtures("stand_in_only")
 @pytest.mark.parametrize("path", [LOAD_PATH, UNLOAD_PATH])
 def test_only_a_key_that_may_administer_does_so(
-    server: Server, desk: Desk, echo_server: tuple[ServerThread, EchoFleet], path: str
+    server: Server,
+    adapters: ScriptedAdapters,
+    echo_server: tuple[ServerThread, EchoFleet],
+    path: str,
 ) -> None:
     for key, status in ((None, 401), (USER_KEY, 403), ("bt_x_y", 401), ("any", 401)):
         refused = post(server, path, WANTED, key)
@@ -119,7 +122,7 @@ def test_only_a_key_that_may_administer_does_so(
     echo_server[0].reconfigure(access=Access())
     refused = post(server, path, WANTED)
     assert (refused.status_code, "keys_file" in refused.text) == (403, True)
-    assert desk.asked == []
+    assert adapters.asked == []
 
 
 @pytest.mark.usefixtures("stand_in_only")
@@ -137,17 +140,19 @@ def test_only_a_key_that_may_administer_does_so(
         ("sql", "no JSON object"),
     ],
 )
-def test_what_is_not_understood_is_a_bad_request(
-    server: Server, desk: Desk, body: object, why: str
+def test_an_unknown_field_is_a_bad_request(
+    server: Server, adapters: ScriptedAdapters, body: object, why: str
 ) -> None:
     refused = post(server, LOAD_PATH, body)
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "BadRequestError")
     assert why in refused.json()["error"]["message"]
-    assert desk.asked == []
+    assert adapters.asked == []
 
 
 @pytest.mark.usefixtures("stand_in_only")
-def test_other_bodies_and_methods_are_refused_as_everywhere(server: Server, desk: Desk) -> None:
+def test_other_bodies_and_methods_are_refused_as_everywhere(
+    server: Server, adapters: ScriptedAdapters
+) -> None:
     headers = {"x-api-key": OPS_KEY}
     url = server.base_url + LOAD_PATH
     assert httpx.get(url, headers=headers, timeout=20).status_code == 405
@@ -162,12 +167,12 @@ def test_other_bodies_and_methods_are_refused_as_everywhere(server: Server, desk
 
     dripped = httpx.post(url, content=parts(), headers=headers, timeout=20)
     assert dripped.status_code == 413
-    assert desk.asked == []
+    assert adapters.asked == []
 
 
 @pytest.mark.usefixtures("stand_in_only")
-def test_why_an_adapter_is_not_loaded_is_said(server: Server, desk: Desk) -> None:
-    desk.problem = Problem(status=403, message="not there")
+def test_why_an_adapter_is_not_loaded_is_said(server: Server, adapters: ScriptedAdapters) -> None:
+    adapters.problem = Problem(status=403, message="not there")
     refused = post(server, LOAD_PATH, WANTED)
     assert refused.status_code == 403
     assert refused.json()["error"] == {

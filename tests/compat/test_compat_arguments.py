@@ -114,7 +114,7 @@ def test_a_stream_that_waits_is_kept_alive_from_its_first_interval_on(
     assert len(events(rest)) > 2
 
 
-def test_what_fails_after_the_first_keep_alive_is_told_in_the_stream(
+def test_a_failure_after_the_first_keep_alive_is_sent_in_the_stream(
     http: httpx.Client, fleet: EchoFleet
 ) -> None:
     fleet.is_paused = True
@@ -129,7 +129,9 @@ def test_what_fails_after_the_first_keep_alive_is_told_in_the_stream(
     assert "[DONE]" not in rest
 
 
-def test_what_fails_sooner_still_has_a_status(http: httpx.Client, fleet: EchoFleet) -> None:
+def test_a_failure_before_the_first_keep_alive_has_a_status(
+    http: httpx.Client, fleet: EchoFleet
+) -> None:
     fleet.fail_with = EngineFailed("r", "replica d-0 died")
     assert http.post(CHAT, json=body(stream=True)).status_code == 500
 

@@ -144,7 +144,7 @@ def test_a_bad_request_is_refused_with_the_same_words_streamed_or_not(server: Se
         ),
     ],
 )
-def test_what_is_no_request_is_a_bad_one(
+def test_a_body_that_is_no_request_is_a_bad_request(
     server: Server, path: str, content: bytes, kind: str
 ) -> None:
     answer = httpx.post(

@@ -103,7 +103,7 @@ def test_the_sdks_see_no_capacity_as_their_typed_errors(
     assert overloaded.value.status_code == 503
 
 
-def test_what_needs_no_engine_is_answered_without_capacity(
+def test_requests_without_an_engine_are_answered_without_capacity(
     client: openai.OpenAI,
     anthropic_client: anthropic.Anthropic,
     *,
@@ -130,7 +130,7 @@ def test_n_choices_ask_for_n_places(server: Server, fleet: EchoFleet) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("asks", [0, 1])
-def test_whoever_is_refused_is_refused_once_whenever_that_is(
+def test_a_rejection_is_final_before_and_after_the_first_byte(
     server: Server, fleet: EchoFleet, *, path: str, asks: int
 ) -> None:
     fleet.rejection = QueueFull("-", 1.0, "the queue is full")

@@ -156,7 +156,7 @@ def test_the_sdks_are_let_in_each_by_its_own_header(
     assert (second.tenant, second.slo_class) == ("acme", None)
 
 
-def test_a_key_that_is_revoked_lets_nobody_in_any_more(server: Server, keys: Keys) -> None:
+def test_a_revoked_key_is_rejected(server: Server, keys: Keys) -> None:
     token = keys.tokens["acme"]
     assert ask(server, "/v1/models", token).status_code == 200
     keys.revoke("acme")
@@ -165,7 +165,7 @@ def test_a_key_that_is_revoked_lets_nobody_in_any_more(server: Server, keys: Key
     assert "revoked" in refused.json()["error"]["message"]
 
 
-def test_a_path_that_is_not_listed_is_not_there_whoever_asks(server: Server, keys: Keys) -> None:
+def test_an_unlisted_path_is_absent_for_every_caller(server: Server, keys: Keys) -> None:
     for token in (None, keys.tokens["acme"]):
         assert ask(server, "/version", token).status_code == 404
 
@@ -209,7 +209,7 @@ def test_every_answer_of_a_request_with_several_is_of_its_caller(
     assert {request.cache_salt for request in requests} == {"baton:tenant:beta"}
 
 
-def test_nobody_can_pass_for_somebody_else(server: Server, fleet: EchoFleet, keys: Keys) -> None:
+def test_a_caller_cannot_impersonate_another(server: Server, fleet: EchoFleet, keys: Keys) -> None:
     body = {
         "model": server.model,
         "prompt": "x",

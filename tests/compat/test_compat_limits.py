@@ -97,7 +97,7 @@ def test_a_number_that_no_engine_can_be_told_is_a_bad_request(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_more_tokens_than_anybody_may_have_are_a_bad_request(
+def test_more_tokens_than_the_limit_are_a_bad_request(
     server: Server, fleet: EchoFleet, limit: SetLimits, *, path: str, stream: bool
 ) -> None:
     limit(FrontendLimits(max_tokens=3))
@@ -110,7 +110,7 @@ def test_more_tokens_than_anybody_may_have_are_a_bad_request(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_who_does_not_say_how_many_tokens_gets_the_default(
+def test_a_request_without_max_tokens_gets_the_default(
     server: Server, fleet: EchoFleet, limit: SetLimits, path: str
 ) -> None:
     def given_tokens() -> int:
@@ -129,7 +129,7 @@ def test_who_does_not_say_how_many_tokens_gets_the_default(
     assert MAX_LEN_TOKENS - 100 < given_tokens() == to_the_end < MAX_LEN_TOKENS
 
 
-def test_who_says_how_many_tokens_gets_them_whatever_the_default(
+def test_an_explicit_max_tokens_overrides_the_default(
     server: Server, fleet: EchoFleet, limit: SetLimits
 ) -> None:
     fleet.fail_with = NoCapacity("r", 1.0, "answered at once: only what arrived counts here")
@@ -176,7 +176,7 @@ def test_a_deeply_nested_body_is_a_bad_request_in_the_words_of_the_api(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("body", [b"{", b"\xff\xfe\xff", b"[]", b'{"max_tokens": 1e400}', b"null"])
-def test_what_cannot_be_read_is_a_bad_request_in_the_words_of_the_api(
+def test_an_unreadable_body_is_a_bad_request_in_the_words_of_the_api(
     server: Server, path: str, body: bytes
 ) -> None:
     refused = send(server, path, body)

@@ -78,7 +78,7 @@ def answer(
     return message
 
 
-def test_a_tool_call_is_read_from_what_the_model_says(
+def test_a_tool_call_is_parsed_from_the_models_output(
     scripted: tuple[ServerThread, ScriptedFleet], model_dir: Path
 ) -> None:
     message = answer(scripted, model_dir, CALL, tools=[WEATHER], tool_choice="auto")
@@ -88,7 +88,7 @@ def test_a_tool_call_is_read_from_what_the_model_says(
     assert not message["content"]
 
 
-def test_reasoning_is_told_apart_from_the_answer(
+def test_reasoning_is_separated_from_the_answer(
     scripted: tuple[ServerThread, ScriptedFleet], model_dir: Path
 ) -> None:
     message = answer(scripted, model_dir, f"{THOUGHT} take a coat")

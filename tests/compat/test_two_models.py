@@ -85,9 +85,7 @@ async def test_each_api_serves_each_model_from_its_own_fleet(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_model_that_nobody_has_is_not_found_in_the_words_of_the_api(
-    two: Two, path: str
-) -> None:
+async def test_an_unknown_model_is_not_found_in_the_words_of_the_api(two: Two, path: str) -> None:
     answer = await two.ask("nobody", path)
     assert answer.status_code == 404, answer.text
     told = answer.json()

@@ -127,7 +127,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
         ("a: &a [*a]", "x.yaml:1:8: a.0: alias *a contains itself"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_its_place(text: str, what: str) -> None:
+def test_an_unreadable_text_is_reported_with_its_place(text: str, what: str) -> None:
     assert error_of(text).startswith(what)
 
 
@@ -243,7 +243,7 @@ def test_a_quantity_is_read_in_base_units(text: str, unit: Unit, number: float) 
         ("", Unit.BYTES),
     ],
 )
-def test_what_is_no_quantity_is_not_guessed_at(text: str, unit: Unit) -> None:
+def test_an_invalid_quantity_is_not_guessed(text: str, unit: Unit) -> None:
     assert parse_quantity(text, unit) is None
 
 

@@ -51,7 +51,7 @@ def test_where_keys_agree_nothing_is_said(load: Load) -> None:
         ),
     ],
 )
-def test_what_works_against_each_other_is_said(load: Load, text: str, key: str) -> None:
+def test_contradicting_keys_are_reported(load: Load, text: str, key: str) -> None:
     (found,) = contradictions(load(ZERO + text).config)
     assert found.startswith(key)
     assert ";" in found, "it says what to do"
@@ -150,7 +150,7 @@ def read_cases() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", read_cases(), ids=lambda case: "; ".join(case.edits))
-def test_what_cannot_be_is_refused_with_its_place_and_all_that_is_wrong(
+def test_impossible_values_are_refused_with_their_places_all_together(
     load_invalid: Refuse, case: Case
 ) -> None:
     text = case.text()

@@ -49,7 +49,7 @@ def test_how_a_model_is_read_is_settled_when_its_ingresses_start(place: tuple[st
     assert reload_class(("models", "m", *place, "tokenizer")) is Reload.RESTART
 
 
-def test_a_key_that_nobody_has_classified_is_an_error() -> None:
+def test_an_unclassified_key_is_an_error() -> None:
     with pytest.raises(LookupError, match=r"no reload class for what\.else"):
         reload_class(("what", "else"))
 
@@ -133,7 +133,7 @@ def test_a_change_says_what_it_takes(load: Load, option: str, reload: Reload, sh
     assert shown in str(change)
 
 
-def test_what_pools_take_from_their_model_is_a_change_of_theirs(load: Load) -> None:
+def test_engine_keys_of_a_model_are_changes_of_its_pools(load: Load) -> None:
     changed = load(PD, sets=["model.engine.block_size=32"]).config
     classes = {format_path(change.path): change.reload for change in diff(load(PD).config, changed)}
     assert classes == {
@@ -203,7 +203,7 @@ def test_another_order_of_classes_is_a_change_for_the_first_whose_condition_hold
     assert {other.path[2] for other in more} == {"d"}  # nobody changed places
 
 
-def test_what_a_change_takes_may_depend_on_what_stands_in_front(load: Load) -> None:
+def test_the_effect_of_a_change_may_depend_on_the_api_server(load: Load) -> None:
     old, new = "admission.max_body=1MiB", "admission.max_body=2MiB"
     rust = "server.api_server=rust"
     (live,) = diff(load(PD, sets=[old]).config, load(PD, sets=[new]).config)
@@ -214,7 +214,7 @@ def test_what_a_change_takes_may_depend_on_what_stands_in_front(load: Load) -> N
     assert conditional_reloads(("admission", "max_n")) == {}
 
 
-def test_a_row_names_who_is_built_from_its_keys_exactly_where_it_is_not_live() -> None:
+def test_a_row_names_the_processes_built_from_keys_that_are_not_live() -> None:
     live = {Reload.LIVE, Reload.POOL_SIZE}
     for row in _KEY_RULES:
         if row.reload in live:
@@ -223,7 +223,7 @@ def test_a_row_names_who_is_built_from_its_keys_exactly_where_it_is_not_live() -
             assert row.built_into, row.pattern
 
 
-def test_what_looks_secret_is_not_shown_but_the_name_of_a_file_is(load: Load) -> None:
+def test_secret_values_are_hidden_and_file_names_are_shown(load: Load) -> None:
     before = load(PD, sets=["pools.d.engine.extra={api_key: 1234}"]).config
     after = load(
         PD,

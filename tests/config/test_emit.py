@@ -83,7 +83,7 @@ def loaded(text: str, folder: Path) -> LoadedConfig:
         (FleetKind.HYBRID, Disaggregate.AUTO),
     ],
 )
-def test_what_was_planned_is_what_is_loaded(
+def test_a_rendered_plan_loads_as_planned(
     kind: FleetKind, split: Disaggregate, tmp_path: Path
 ) -> None:
     plan, chosen = planned(kind)

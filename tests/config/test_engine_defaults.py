@@ -36,7 +36,7 @@ def test_on_a_known_gpu_it_is_vllms_default_there() -> None:
     )
 
 
-def test_what_is_said_wins_and_comes_from_where_it_was_said() -> None:
+def test_explicit_values_win_and_keep_their_origin() -> None:
     found = taken("{max_num_seqs: 7, extra: {attention_backend: FLASHINFER}}")
     assert found["engine.max_num_seqs"] == EffectiveOption(7, "file, line 3", is_explicit=True)
     assert found["engine.extra.attention_backend"].value == "FLASHINFER"
@@ -84,7 +84,7 @@ def test_for_a_person_it_is_comments_that_change_nothing() -> None:
     ]
 
 
-def test_what_the_file_says_is_not_said_again() -> None:
+def test_values_of_the_file_are_not_repeated() -> None:
     lines = engine_option_comments({"main": taken("{max_num_seqs: 7}")})
     assert not [line for line in lines if "max_num_seqs" in line]
 

@@ -62,7 +62,7 @@ def test_routes_that_it_has_may_be_listed(load: Load) -> None:
         ),
     ],
 )
-def test_what_it_cannot_do_is_refused(load_invalid: Refuse, text: str, said: str) -> None:
+def test_unsupported_settings_are_refused(load_invalid: Refuse, text: str, said: str) -> None:
     (finding,) = load_invalid(text)
     assert said in finding
     assert "use server.api_server 'python'" in finding

@@ -249,7 +249,7 @@ def test_an_overlay_with_everything_commented_out_changes_nothing(load: Load, ov
     assert both.origins == alone.origins
 
 
-def test_null_takes_back_what_may_be_null(load: Load) -> None:
+def test_null_clears_what_may_be_null(load: Load) -> None:
     base = (
         "version: 1\n"
         "model: {source: tiny, max_len: 64, engine: {max_num_seqs: 4, extra: {a: {b: 1}}}}\n"
@@ -480,7 +480,7 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
         SIM.replace("sim}", "sim, max_num_seqs: 64, max_num_batched_tokens_while_decoding: 64}"),
     ],
 )
-def test_what_lies_just_inside_a_bound_is_accepted(load: Load, text: str) -> None:
+def test_a_value_just_inside_a_bound_is_accepted(load: Load, text: str) -> None:
     load(text)
 
 
@@ -503,7 +503,7 @@ def test_a_configuration_of_defaults_gives_the_coordinator_its_own_defaults(load
     assert coordinator_limits(load(MINIMAL_CONFIG).config) == CoordinatorLimits()
 
 
-def test_the_coordinator_is_bound_by_what_the_configuration_says(load: Load) -> None:
+def test_the_coordinator_has_the_configured_limits(load: Load) -> None:
     text = (
         MINIMAL_CONFIG
         + "admission: {max_prompt_tokens: 8, max_queued_requests: 7, queue_timeout: 1s, timeouts: "

@@ -47,7 +47,7 @@ def test_a_model_may_be_on_a_hub_in_a_folder_or_in_a_store(source: str) -> None:
         ("hf://", "expected an id on the hub"),
     ],
 )
-def test_what_no_engine_could_load_is_refused_with_the_file(source: str, why: str) -> None:
+def test_an_unloadable_model_is_refused_with_its_file(source: str, why: str) -> None:
     with pytest.raises(ConfigInvalid, match=why):
         config(f"model.source={source}")
 

@@ -40,7 +40,7 @@ def test_this_machine_alone_needs_none(load: Load, host: str) -> None:
     assert load(metrics(f"host: {host}")).config.observability.token_file is None
 
 
-def test_where_nothing_listens_nobody_is_let_in(load: Load) -> None:
+def test_without_an_endpoint_no_token_is_accepted(load: Load) -> None:
     text = metrics("enabled: false, host: 0.0.0.0", ", console: {enabled: false}")
     assert not load(text).config.observability.metrics.enabled
 
@@ -67,7 +67,7 @@ def test_the_port_is_not_one_that_engines_may_take(load: Load, load_invalid: Ref
     assert load(metrics("port: 0")).config.observability.metrics.port == 0
 
 
-def test_what_may_be_a_secret_is_not_shown_to_viewers(load: Load) -> None:
+def test_possible_secrets_are_hidden_from_viewers(load: Load) -> None:
     text = MINIMAL_CONFIG.replace(
         "{main: {role: mixed}}",
         "{main: {role: mixed, engine: {extra: {hf_token: 987654321, seed: 7}}}}",
@@ -100,7 +100,7 @@ def test_an_argument_about_the_tokens_of_a_text_is_no_secret(name: str, *, secre
     assert is_secret_name(name) is secret
 
 
-def test_what_may_be_a_secret_of_the_api_server_is_not_shown_either(load: Load) -> None:
+def test_possible_secrets_of_the_api_server_are_hidden_too(load: Load) -> None:
     text = MINIMAL_CONFIG.replace("4096", "4096, api: {hf_overrides: {some_token: 12345678}}")
     shown = render_redacted(load(text).config)
     assert "12345678" not in shown
@@ -165,7 +165,7 @@ def test_a_configuration_without_secrets_is_shown_as_it_is(load: Load) -> None:
         ("", False, False, False),
     ],
 )
-def test_addresses_are_told_apart(
+def test_loopback_any_and_invalid_addresses_are_distinguished(
     host: str, *, loopback: bool, everywhere: bool, valid: bool
 ) -> None:
     assert (is_loopback(host), is_any_address(host), is_host(host)) == (loopback, everywhere, valid)

@@ -40,7 +40,7 @@ def test_a_label_may_be_chosen_in_each_of_rays_ways(load: Load, selector: str) -
         ("fd00::2:z", "got 'fd00::2:z', expected "),
     ],
 )
-def test_what_is_no_address_of_ipv6_by_itself_is_refused(
+def test_an_ipv6_address_that_cannot_stand_alone_is_refused(
     load_invalid: Refuse, key: str, text: str, why: str
 ) -> None:
     (found,) = load_invalid(f'{MINIMAL_CONFIG}{key}: "{text}"{"}" * key.count("{")}\n')

@@ -164,7 +164,7 @@ def test_a_value_is_converted_and_the_warning_gives_the_new_one(read: Load) -> N
     assert loaded.warnings == ("x0.yaml:4:10: server.offset: deprecated, use server.port: 8080",)
 
 
-def test_what_cannot_be_converted_is_refused_at_its_place(refused: Refuse) -> None:
+def test_an_unconvertible_value_is_refused_at_its_place(refused: Refuse) -> None:
     assert refused(MINIMAL_CONFIG + "server: {offset: far}\n") == (
         "x0.yaml:4:18: server.port: got 'far', expected a whole number, at least 1, at most 65535",
     )

@@ -63,7 +63,7 @@ def test_another_policy_places_in_virtual_time_too() -> None:
     assert isinstance(placer, ChooserPlacer)
 
 
-def test_what_happens_to_replicas_is_passed_on() -> None:
+def test_replica_events_are_passed_on() -> None:
     kill = Kill(at_s=3.0, replica_id="decode-0")
     assert to_scenario(config(SIM), scheduled_events=(kill,)).scenario.scheduled_events == (kill,)
 
@@ -106,7 +106,7 @@ def test_stages_of_a_pipeline_work_at_once_and_caching_can_be_off() -> None:
     assert settings(SIM, "decode", "model.engine.prefix_caching=false").prefix_caching is False
 
 
-def test_what_the_configuration_leaves_open_is_as_baton_starts_vllm() -> None:
+def test_unset_engine_keys_equal_the_arguments_that_vllm_gets() -> None:
     made = settings(GPU, "prefill")
     assert made.max_running_requests == 1024
     open_ = ("pools.decode.engine.max_num_seqs=null", "models.llama-8b.engine.block_size=null")
@@ -173,7 +173,7 @@ def findings(file: Path, *sets: str, model_config: Path | None = None) -> list[s
     return list(caught.value.problems)
 
 
-def test_every_pool_without_an_accelerator_is_named_and_what_to_write() -> None:
+def test_every_pool_without_an_accelerator_is_named_with_the_key_to_write() -> None:
     lines = findings(
         GPU,
         "pools.prefill.resources.accelerator=null",
@@ -246,7 +246,7 @@ def test_a_policy_that_cannot_be_loaded_is_said_before_anything_runs() -> None:
     assert "router.policy: cannot use 'no.such:thing'" in findings(SIM, *sets)[0]
 
 
-def test_what_is_not_simulated_is_said() -> None:
+def test_unsimulated_keys_are_reported() -> None:
     limited = to_scenario(config(GPU, "models.llama-8b.engine.offload.host_memory=64GiB"))
     assert any("not simulated" in note for note in limited.notes)
     assert not any("not simulated" in note for note in to_scenario(config(GPU)).notes)

@@ -34,7 +34,7 @@ PD = MINIMAL_CONFIG.replace(
 )
 
 
-def test_nothing_said_means_nothing_promised_nobody_told_apart_and_nothing_scaled(
+def test_an_empty_file_means_no_objectives_no_tenants_and_no_scaling(
     load: Load,
 ) -> None:
     config = load(MINIMAL_CONFIG).config
@@ -115,7 +115,7 @@ def test_a_tenant_has_what_is_said_of_it(load: Load) -> None:
         ("{cache: isolated}", CacheSharing.ISOLATED),
     ],
 )
-def test_who_has_keys_has_a_cache_of_its_own_unless_said_otherwise(
+def test_a_tenant_with_keys_has_its_own_cache_unless_configured(
     load: Load, tenant: str, cache: CacheSharing
 ) -> None:
     assert tenants(load(MINIMAL_CONFIG + f"tenants: {{a: {tenant}}}").config)["a"].cache is cache
@@ -132,7 +132,7 @@ def test_who_has_keys_has_a_cache_of_its_own_unless_said_otherwise(
         ("{default: {anonymous: false}}", False),
     ],
 )
-def test_callers_without_a_key_are_served_while_nobody_has_keys_or_where_it_is_said(
+def test_callers_without_a_key_are_served_without_tenants_or_when_allowed(
     load: Load, section: str, *, allowed: bool
 ) -> None:
     assert allows_anonymous(load(MINIMAL_CONFIG + f"tenants: {section}").config) is allowed
@@ -236,7 +236,7 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
         "tenants: {a: {slo: default, classes: [default]}}",
     ],
 )
-def test_what_just_fits_is_taken(load: Load, text: str) -> None:
+def test_a_value_that_just_fits_is_accepted(load: Load, text: str) -> None:
     load(
         PD.replace("{min: 1, initial", "{min: 0, initial" if "zero" in text else "{min: 1, initial")
         + text

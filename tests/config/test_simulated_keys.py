@@ -84,7 +84,7 @@ def test_every_row_is_about_a_key_that_exists() -> None:
         assert extra or any(matches(key, row.pattern) for key in schema_keys()), row.pattern
 
 
-def test_whatever_is_not_modelled_says_so_or_why_not() -> None:
+def test_every_unmodelled_key_says_so_or_has_a_reason() -> None:
     assert all(
         bool(row.explanation) != (row.treatment is Treatment.MODELLED) for row in _TREATMENTS
     )
@@ -93,7 +93,7 @@ def test_whatever_is_not_modelled_says_so_or_why_not() -> None:
 @pytest.mark.parametrize(
     ("change", "before", "after"), SIMULATED, ids=[str(c) for c, _, _ in SIMULATED]
 )
-def test_what_is_modelled_reaches_the_scenario_and_what_is_noted_every_report(
+def test_modelled_keys_reach_the_scenario_and_noted_keys_every_report(
     change: KeyChange, before: SimulatedDeployment, after: SimulatedDeployment
 ) -> None:
     reaches = decides(before) != decides(after)

@@ -99,7 +99,7 @@ def test_unless_told_coordinators_go_by_their_own_defaults(load: Load) -> None:
     assert coordinator_limits(load(MINIMAL_CONFIG).config).recovery == RecoveryOptions()
 
 
-def test_coordinators_go_by_what_is_said(load: Load) -> None:
+def test_coordinators_follow_the_configuration(load: Load) -> None:
     text = recovery(
         "heartbeat_timeout: 2s, circuit_breaker: {failure_threshold: 5, open_duration: 3s},"
         " retry_budget: {ratio: 0.1}, hedging: {latency_multiple: 8}"

@@ -21,7 +21,7 @@ from baton.config.write.starter import NotEnoughGpus, Starter
     ],
     ids=lambda value: value.model if isinstance(value, Starter) else str(value),
 )
-def test_what_is_made_up_loads_and_asks_for_what_there_is(
+def test_a_starter_configuration_loads_and_asks_for_existing_resources(
     starter: Starter, cpus_and_gpus: tuple[float, float], tp: int
 ) -> None:
     config = load_text(starter.render())

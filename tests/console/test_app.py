@@ -168,7 +168,7 @@ async def test_it_works_below_another_path() -> None:
 # ------------------------------------------------------------------------------------- answers
 
 
-async def test_the_stories_of_a_request_are_told(client: httpx.AsyncClient) -> None:
+async def test_the_reports_of_a_request_are_shown(client: httpx.AsyncClient) -> None:
     answer = await client.get("api/request", params={"id": "a"})
     assert [item["request_id"] for item in answer.json()["requests"]] == ["a"]
 
@@ -181,7 +181,7 @@ async def test_a_hostile_id_comes_back_as_data_and_as_nothing_else(
     assert answer.json()["requests"][0]["request_id"] == HOSTILE
 
 
-async def test_a_request_that_nobody_remembers_is_said_to_be_so(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_request_id_is_reported_as_such(client: httpx.AsyncClient) -> None:
     answer = await client.get("api/request", params={"id": "gone"})
     assert answer.status_code == 404
     assert "nobody remembers it" in answer.json()["reason"]
@@ -220,7 +220,7 @@ async def test_a_feed_that_does_not_answer_is_said_in_words(feed: ScriptedFeed, 
     assert "Traceback" not in answer.text
 
 
-async def test_the_fleet_is_asked_so_many_questions_at_once_and_no_more() -> None:
+async def test_the_fleet_gets_a_limited_number_of_questions_at_once() -> None:
     feed = ScriptedFeed()
     async with client_of(app_of(feed)) as client:
         answers = await asyncio.gather(*(client.get("api/config") for _ in range(20)))
@@ -231,7 +231,7 @@ async def test_the_fleet_is_asked_so_many_questions_at_once_and_no_more() -> Non
 # ------------------------------------------------------------------------------------- events
 
 
-async def test_events_are_a_stream_that_nobody_keeps() -> None:
+async def test_an_event_stream_is_not_cached() -> None:
     async with running_viewer(app_of(ScriptedFeed()), "latest") as viewer:
         await viewer.next_event("hello")
         await viewer.next_event("latest")
@@ -256,7 +256,7 @@ async def test_a_topic_that_does_not_exist_is_refused(client: httpx.AsyncClient)
     assert answer.json()["reason"].startswith("no topic 'prompts', there are overview, ")
 
 
-async def test_a_viewer_for_whom_there_is_no_room_is_told_when_to_come_again() -> None:
+async def test_a_viewer_beyond_the_limit_gets_a_retry_time() -> None:
     app = app_of(ScriptedFeed(), most_viewers=1)
     async with running_viewer(app) as viewer, client_of(app) as client:
         await viewer.next_event("hello")
@@ -295,7 +295,7 @@ async def test_a_viewer_that_reads_slowly_gets_the_newest_and_not_all() -> None:
         assert slow.sends - sends <= 4
 
 
-async def test_closing_the_hub_ends_a_stream_that_nobody_left() -> None:
+async def test_closing_the_hub_ends_an_open_stream() -> None:
     app = app_of(ScriptedFeed())
     async with running_viewer(app) as viewer:
         await viewer.next_event("overview")
@@ -321,14 +321,14 @@ OWN = sorted(STATIC.glob("*.js"))
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
-def test_a_script_turns_no_text_into_markup_and_asks_nobody_else(path: Path) -> None:
+def test_a_script_makes_no_markup_of_text_and_contacts_no_other_host(path: Path) -> None:
     text = path.read_text().replace('"http://www.w3.org/2000/svg"', "")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", text)
     assert not re.search(r"new Function|srcdoc|setAttribute\(\"(?:style|on)", text)
     assert not re.search(r"https?://|import\(|importScripts|sendBeacon|XMLHttpRequest", text)
 
 
-def test_what_is_vendored_is_what_was_fetched() -> None:
+def test_vendored_files_equal_the_fetched_ones() -> None:
     import hashlib
 
     folder = STATIC / "vendor/uplot"

@@ -232,7 +232,7 @@ def test_help_is_a_dialog_that_escape_closes(opened: Opened) -> None:
     page.get_by_role("dialog").wait_for(state="hidden")
 
 
-def test_what_has_the_focus_is_seen(opened: Opened) -> None:
+def test_the_focused_element_is_visible(opened: Opened) -> None:
     page = opened("#overview")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
@@ -240,7 +240,7 @@ def test_what_has_the_focus_is_seen(opened: Opened) -> None:
     assert width == "2px"
 
 
-def test_the_theme_is_the_systems_until_somebody_chooses(opened: Opened) -> None:
+def test_the_theme_is_the_systems_until_a_choice(opened: Opened) -> None:
     light, dark = opened(color_scheme="light"), opened(color_scheme="dark")
     assert background(light) != background(dark)
     light.keyboard.press("t")
@@ -266,7 +266,7 @@ def test_names_that_want_to_be_markup_are_text(opened: Opened) -> None:
     assert page.title() != "1"
 
 
-def test_a_controller_that_falls_silent_is_seen_and_so_is_its_return(
+def test_an_unresponsive_controller_is_shown_and_so_is_its_return(
     opened: Opened, feed: SpoiledFeed
 ) -> None:
     page = opened("#overview")
@@ -332,7 +332,7 @@ def test_marks_of_every_section_have_a_legend(opened: Opened) -> None:
             page.locator(f".page-{section}").get_by_text(text).first.wait_for()
 
 
-def test_nothing_moves_for_who_wants_it_still(opened: Opened) -> None:
+def test_reduced_motion_stops_all_movement(opened: Opened) -> None:
     page = opened("#overview", reduced_motion="reduce")
     names = page.evaluate(
         "[...document.querySelectorAll('*')].map(n => getComputedStyle(n).animationName)"

@@ -55,7 +55,7 @@ class Reader:
         return "\n\n".join(self._blocks) + (await self.mailbox.drain()).decode()
 
 
-async def test_nothing_is_asked_while_nobody_watches() -> None:
+async def test_without_viewers_the_fleet_is_not_queried() -> None:
     feed = ScriptedFeed()
     async with opened(feed) as hub:
         await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_updates_go_on() -> None:
                 pass
 
 
-async def test_only_what_somebody_watches_is_asked_for() -> None:
+async def test_only_watched_topics_are_queried() -> None:
     feed = ScriptedFeed()
     async with opened(feed) as hub:
         Reader(hub, Topic.TICKS)
@@ -120,7 +120,7 @@ async def test_many_viewers_cost_the_fleet_no_more_than_one() -> None:
     assert feed.calls["requests latest"] == 1
 
 
-async def test_a_newcomer_who_watches_something_else_does_not_wait_for_the_next_turn() -> None:
+async def test_a_viewer_of_another_topic_does_not_wait_for_the_next_tick() -> None:
     feed = ScriptedFeed()
     async with opened(feed, ONCE) as hub:
         await Reader(hub).event("overview")
@@ -130,7 +130,7 @@ async def test_a_newcomer_who_watches_something_else_does_not_wait_for_the_next_
     assert feed.calls["overview"] == 2, "the replicas are not kept where nobody watches them"
 
 
-async def test_what_nobody_watched_for_a_while_is_read_again_before_it_is_shown() -> None:
+async def test_a_topic_without_viewers_is_read_again_before_it_is_shown() -> None:
     feed = ScriptedFeed()
     async with opened(feed) as hub:
         one, other = Reader(hub, Topic.LATEST), Reader(hub)
@@ -154,7 +154,7 @@ async def test_a_viewer_is_not_sent_what_it_does_not_watch() -> None:
     assert "event: latest" not in seen
 
 
-async def test_what_has_not_changed_is_not_sent_again() -> None:
+async def test_unchanged_data_is_not_sent_again() -> None:
     feed = ScriptedFeed()
     async with opened(feed) as hub:
         mailbox = Reader(hub, Topic.LATEST)
@@ -207,7 +207,7 @@ async def test_a_page_that_is_loaded_again_finds_what_is_known() -> None:
         assert "event: overview" in await again.rest()
 
 
-async def test_there_is_room_for_so_many_viewers_and_no_more() -> None:
+async def test_the_number_of_viewers_is_limited() -> None:
     async with opened(ScriptedFeed(), most_viewers=2) as hub:
         first = Reader(hub)
         Reader(hub)
@@ -256,7 +256,7 @@ async def test_when_a_source_answers_again_its_trouble_is_withdrawn() -> None:
         assert "event: trouble" not in await newcomer.rest()
 
 
-async def test_a_newcomer_hears_of_trouble_that_is_not_new() -> None:
+async def test_a_late_viewer_gets_failures_that_are_not_new() -> None:
     feed = ScriptedFeed(errors={"overview": LinkFailed("controller", "gone")})
     async with opened(feed, ONCE) as hub:
         await Reader(hub).event("trouble")

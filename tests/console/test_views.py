@@ -138,7 +138,7 @@ def test_ticks_in_quick_succession_take_no_more_room() -> None:
     assert len(history.columns(10_000.0)["at_s"]) <= HISTORY_S / MIN_SPACING_S
 
 
-def test_what_is_older_than_a_chart_is_long_is_left_out() -> None:
+def test_points_older_than_the_chart_are_left_out() -> None:
     history = History()
     history.add(OVERVIEW, 0.0)
     history.add(OVERVIEW, 2000.0)
@@ -195,6 +195,6 @@ def test_marks_stand_out(name: str, ink: str) -> None:
     assert contrast(colours[ink], colours["raised"]) >= LEAST_OF_MARKS
 
 
-def test_the_dark_theme_is_the_same_whoever_chose_it() -> None:
+def test_the_dark_theme_is_the_same_by_choice_and_by_system() -> None:
     by_system = theme(':root:not([data-theme="light"]) {')
     assert by_system == THEMES["dark"]

@@ -222,7 +222,7 @@ class EngineContract(EngineTests):
         created = [o.cache_use for leg in (first, second) for o in decode.outputs(leg.leg_id)]
         assert created == [CacheUse(0, 2 * block_tokens), None, CacheUse(0, 0), None]
 
-    async def test_a_prefill_leg_tells_what_it_found_and_what_it_keeps(
+    async def test_a_prefill_leg_reports_its_hit_and_its_kept_blocks(
         self, engine_pair: RunningPair
     ) -> None:
         prefill = engine_pair.prefill
@@ -388,7 +388,7 @@ class EngineContract(EngineTests):
         local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=6)
         assert fetched == await engine_pair.prefill.run(local)
 
-    async def test_links_tell_what_was_pulled_from_whom(self, engine_pair: RunningPair) -> None:
+    async def test_links_name_the_source_of_each_pull(self, engine_pair: RunningPair) -> None:
         decode = engine_pair.decode
         source_id = engine_pair.prefill.facts.replica_id
 
@@ -416,7 +416,7 @@ class EngineContract(EngineTests):
             source.replica_id, source.side_channel, DEADLINE_S
         )
 
-    async def test_a_side_channel_that_nobody_listens_on_fails_its_check(
+    async def test_a_side_channel_without_a_listener_fails_its_check(
         self, engine_pair: RunningPair
     ) -> None:
         with socket.socket() as unused:
@@ -427,7 +427,7 @@ class EngineContract(EngineTests):
                     await engine_pair.decode.engine.check_side_channel("gone", address, 0.5)
 
     # ------------------------------------------------------------------ prefix cache
-    async def test_what_is_cached_is_told_under_hashes_that_anyone_can_compute(
+    async def test_cached_blocks_have_hashes_that_are_computable_from_tokens(
         self, engine_pair: RunningPair
     ) -> None:
         prefill, facts = engine_pair.prefill, engine_pair.prefill.facts

@@ -48,7 +48,7 @@ def test_a_local_request_takes_its_prompt_and_its_part_of_the_steps() -> None:
     assert world.records["r"].gpu_s == pytest.approx(wanted_s)
 
 
-def test_what_is_spent_is_booked_on_the_pools_where_it_was() -> None:
+def test_gpu_time_is_charged_to_the_pools_where_it_was_spent() -> None:
     world = World()
     world.join_prefill_decode()
     world.arrive(request("r", prompt_tokens=40, max_tokens=4))
@@ -72,7 +72,7 @@ def test_a_record_names_the_model_and_the_pool_that_its_tally_does() -> None:
     assert (record.model, record.pool) == (row.model, row.pool) == ("tiny", "decode")
 
 
-def test_a_record_of_what_was_never_placed_names_neither() -> None:
+def test_a_record_of_an_unplaced_request_names_no_replica() -> None:
     world = World(replace(LIMITS, queue_timeout_s=1.0))
     world.arrive(request("r"))
     world.advance(2.0)
@@ -91,7 +91,7 @@ def test_a_stream_among_many_pays_for_its_part_only() -> None:
     assert crowded.records["r"].gpu_s < alone.records["r"].gpu_s / 4
 
 
-def test_what_an_engine_had_cached_costs_nothing() -> None:
+def test_cached_tokens_cost_nothing() -> None:
     fresh, cached = World(), World()
     for world, tokens in ((fresh, 0), (cached, 32)):
         world.join("d0", Role.DECODE)
@@ -193,7 +193,7 @@ def test_a_record_carries_its_judgement() -> None:
     assert (judgement.was_served, judgement.ttft_met, judgement.is_good) == (True, False, False)
 
 
-def test_what_a_tenant_asks_beyond_its_limit_is_no_demand_and_no_miss() -> None:
+def test_requests_beyond_a_tenants_limit_are_no_demand_and_no_miss() -> None:
     world = World()
     limited = Tenant(name="default", rate=RateLimit(requests_per_s=0.1, burst_s=10.0))
     world.coordinator.reconfigure(rules=rules(Slo(), limited))
@@ -243,7 +243,7 @@ def test_before_any_answer_has_ended_none_is_expected() -> None:
     assert report(world).demand == (1, 40, 40.0, 0.0)
 
 
-def test_the_first_answers_say_more_than_what_clients_allow_for() -> None:
+def test_first_answers_predict_lengths_better_than_max_tokens() -> None:
     world = World()
     world.join("d0", Role.DECODE)
     answered(world, 1, tokens=3, max_tokens=1000)
@@ -261,7 +261,7 @@ def test_expectations_become_facts() -> None:
     assert report(world).demand == (1, 40, 40.0, 8.0)
 
 
-def test_who_is_refused_for_want_of_a_replica_is_demand() -> None:
+def test_a_request_rejected_for_lack_of_a_replica_is_demand() -> None:
     world = World(replace(LIMITS, max_queued_requests=1))
     world.join("d0", Role.DECODE)
     answered(world, 1, tokens=5)
@@ -383,7 +383,7 @@ class AccountsMachine(CoordinatorMachine):
         assert seen.service.attainment is None or 0.0 <= seen.service.attainment <= 1.0
 
     @invariant()
-    def everyone_is_judged_once(self) -> None:
+    def every_request_is_evaluated_once(self) -> None:
         told = self.world.coordinator.report("c", self.world.now_s)
         ended = sum(row.evaluated + row.excluded + row.client_errors for row in told.tallies)
         assert ended == len(self.world.records)
@@ -417,7 +417,7 @@ class AccountsMachine(CoordinatorMachine):
             self.busy_s[pool.pool] = pool.busy_s
 
     @invariant()
-    def work_is_booked_on_pools_that_there_are(self) -> None:
+    def work_is_charged_to_existing_pools(self) -> None:
         told = self.world.coordinator.report("c", self.world.now_s)
         assert {row.pool for row in told.gpu_usage} <= {str(role) for role in Role}
         assert min((row.gpu_s for row in told.gpu_usage), default=0.0) >= 0.0

@@ -101,7 +101,7 @@ def test_loading_in_place_drains_the_one_before() -> None:
         (order("had"), 400, "has already been loaded"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_and_says_why(
+def test_an_unloadable_adapter_is_refused_with_the_reason(
     what: LoadRequest, status: int, why: str
 ) -> None:
     found = load_adapter(added(AdapterRegistry(), order("had", "acme/had")), what, ONE)
@@ -141,7 +141,7 @@ def test_a_tenant_and_a_model_have_as_many_as_they_may() -> None:
     added(registry, order("c", in_place=True, tenant="other"))
 
 
-def test_what_is_not_there_cannot_be_unloaded_and_the_files_own_neither() -> None:
+def test_unknown_adapters_and_those_of_the_file_cannot_be_unloaded() -> None:
     for name, status in (("sql", 404), ("ada", 400)):
         found = unload_adapter(AdapterRegistry(), name, ONE)
         assert isinstance(found, AdapterRejection)
@@ -159,7 +159,7 @@ def test_a_name_that_the_file_has_is_the_files_and_that_is_said() -> None:
 
 
 @pytest.mark.parametrize("later", [OFF, {"other": RULES}])
-def test_what_a_model_takes_no_more_is_kept_and_not_served(
+def test_an_adapter_that_its_model_no_longer_allows_is_kept_and_not_served(
     later: dict[str, AdapterRules],
 ) -> None:
     registry = added(AdapterRegistry(), order())

@@ -33,7 +33,7 @@ def live(at: PairWorld, seconds: float, *, arrives: Verdict, answers: Verdict) -
         at.advance(0.5)
 
 
-def everybody(_: ReplicaPair) -> bool:
+def any_pair(_: ReplicaPair) -> bool:
     return True
 
 
@@ -58,9 +58,9 @@ def agents(at: PairWorld) -> list[tuple[PairNoticeKind, str | None]]:
     ]
 
 
-def test_a_target_that_pulls_from_nobody_is_told_and_no_other_is() -> None:
+def test_only_a_target_that_pulls_from_no_source_is_reported() -> None:
     at = fleet(2, 4)
-    live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
+    live(at, ENOUGH_S, arrives=not_into("d1"), answers=any_pair)
     assert set(at.reported_agents) == {"d1"}
     assert set(at.prober.failed_agents()) == {"d1"}
     assert agents(at) == [(PairNoticeKind.AGENT_FAILED, "d1")]
@@ -69,13 +69,13 @@ def test_a_target_that_pulls_from_nobody_is_told_and_no_other_is() -> None:
 def test_it_is_told_where_it_was_broken_from_its_start() -> None:
     at = PairWorld()
     at.join_prefill_decode(1, 2)
-    live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
+    live(at, ENOUGH_S, arrives=not_into("d1"), answers=any_pair)
     assert set(at.reported_agents) == {"d1"}
 
 
 def test_a_source_that_hands_nothing_out_makes_no_target_a_suspect() -> None:
     at = fleet(3, 3)
-    live(at, ENOUGH_S, arrives=lambda ends: ends[0] != "p0", answers=everybody)
+    live(at, ENOUGH_S, arrives=lambda ends: ends[0] != "p0", answers=any_pair)
     assert not at.reported_agents
     assert at.links.state("p0", "d0") is LinkState.QUARANTINED
 
@@ -89,38 +89,38 @@ def test_a_target_whose_sources_do_not_answer_it_is_no_suspect() -> None:
 
 def test_where_no_target_pulls_none_is_told() -> None:
     at = fleet(2, 4)
-    live(at, ENOUGH_S, arrives=lambda _: False, answers=everybody)
+    live(at, ENOUGH_S, arrives=lambda _: False, answers=any_pair)
     assert not at.reported_agents
 
 
-def test_where_half_of_the_targets_pull_from_nobody_they_are_said_and_not_told() -> None:
+def test_with_half_of_the_targets_failing_they_are_logged_and_not_replaced() -> None:
     at = fleet(2, 4)
-    live(at, ENOUGH_S, arrives=not_into("d0"), answers=everybody)
+    live(at, ENOUGH_S, arrives=not_into("d0"), answers=any_pair)
     at.disconnect("d0")
     at.reported_agents.clear()
     at.join("d0", Role.DECODE)
-    live(at, RULES.replacement_interval_s, arrives=not_into("d1", "d2"), answers=everybody)
+    live(at, RULES.replacement_interval_s, arrives=not_into("d1", "d2"), answers=any_pair)
     assert not at.reported_agents
     assert set(at.prober.failed_agents()) == {"d1", "d2"}
 
 
 def test_one_that_pulls_again_is_no_suspect_any_more() -> None:
     at = fleet(2, 4)
-    live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
+    live(at, ENOUGH_S, arrives=not_into("d1"), answers=any_pair)
     at.prober.pop_notices()
-    live(at, ENOUGH_S, arrives=everybody, answers=everybody)
+    live(at, ENOUGH_S, arrives=any_pair, answers=any_pair)
     assert not at.prober.failed_agents()
     assert agents(at) == [(PairNoticeKind.AGENT_RECOVERED, "d1")]
 
 
 def test_after_one_was_replaced_the_next_waits_its_turn() -> None:
     at = fleet(2, 8)
-    live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
+    live(at, ENOUGH_S, arrives=not_into("d1"), answers=any_pair)
     at.disconnect("d1")
     assert not at.prober.failed_agents()
     at.reported_agents.clear()
-    live(at, RULES.replacement_interval_s / 2, arrives=not_into("d2"), answers=everybody)
+    live(at, RULES.replacement_interval_s / 2, arrives=not_into("d2"), answers=any_pair)
     assert set(at.prober.failed_agents()) == {"d2"}
     assert not at.reported_agents
-    live(at, RULES.replacement_interval_s, arrives=not_into("d2"), answers=everybody)
+    live(at, RULES.replacement_interval_s, arrives=not_into("d2"), answers=any_pair)
     assert set(at.reported_agents) == {"d2"}

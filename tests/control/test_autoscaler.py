@@ -107,7 +107,7 @@ def test_a_large_pool_may_change_by_a_part_of_itself() -> None:
     assert only(scaler.tick(observe(0.0, prefill(9)))).target_replicas == 4
 
 
-def test_a_pool_rests_after_a_change_in_either_direction() -> None:
+def test_a_pool_is_stable_for_a_while_after_a_change_in_either_direction() -> None:
     policy = FixedPolicy(prefill=4)
     scaler = Autoscaler(policy, options(down=StepLimits(cooldown_s=60.0, max_step=9)))
     assert scaler.tick(observe(0.0, prefill(3))).actions
@@ -129,7 +129,7 @@ def test_pools_rest_each_by_itself() -> None:
     )
 
 
-def test_the_last_gpus_go_to_who_has_the_smallest_part_of_what_it_wants() -> None:
+def test_the_last_gpus_go_to_the_pool_with_the_smallest_part_of_its_desire() -> None:
     scaler = Autoscaler(FixedPolicy(prefill=4, decode=8), options(gpu_budget=6.0))
     tick = scaler.tick(observe(0.0, prefill(1), decode(1)))
     assert {each.pool: each.target_replicas for each in tick.decisions} == {
@@ -145,7 +145,7 @@ def test_replicas_that_drain_still_hold_their_gpus() -> None:
     assert only(tick).target_replicas == 2
 
 
-def test_a_budget_that_was_lowered_takes_from_who_misses_it_least() -> None:
+def test_a_lowered_budget_takes_from_the_pool_that_misses_it_least() -> None:
     scaler = Autoscaler(FixedPolicy(prefill=2, decode=4), options(gpu_budget=4.0))
     tick = scaler.tick(observe(0.0, prefill(2), decode(4)))
     assert {each.pool: each.target_replicas for each in tick.decisions} == {
@@ -235,7 +235,7 @@ def test_the_budget_comes_before_an_override_that_it_was_lowered_beneath() -> No
     }
 
 
-def test_what_is_missing_makes_it_hold_and_say_so() -> None:
+def test_a_missing_input_pauses_scaling_with_a_reason() -> None:
     scaler = Autoscaler(FixedPolicy(prefill=9), options())
     tick = scaler.tick(observe(0.0, prefill(2), missing=("no report from ingress 2",)))
     assert tick.paused_reason == "no report from ingress 2"
@@ -342,7 +342,7 @@ def test_a_policy_that_answers_no_wants_makes_it_hold_and_say_so(answer: object,
     assert tick.actions == (StartReplicas(pool="decode", replicas=2),), "an operator's word counts"
 
 
-def test_what_a_policy_answers_for_pools_that_are_not_there_is_no_matter() -> None:
+def test_answers_for_unknown_pools_are_ignored() -> None:
     tick = Autoscaler(Answers({"nobody": None}), options()).tick(observe(0.0, prefill(2)))
     assert tick.paused_reason == ""
 
@@ -400,7 +400,7 @@ def test_no_more_flip_than_take_work() -> None:
     assert tick.actions == (FlipReplicas(pool="decode", replicas=2, role=Role.PREFILL),)
 
 
-def test_nobody_flips_while_it_holds() -> None:
+def test_no_replica_changes_role_while_paused() -> None:
     scaler = Autoscaler(FixedPolicy(decode=3), options())
     tick = scaler.tick(observe(0.0, decode(3, other=1), missing=("all",)))
     assert tick.actions == ()
@@ -418,7 +418,7 @@ def test_starts_that_do_not_come_up_are_not_piled_upon() -> None:
     assert only(ready).target_replicas == 9
 
 
-def test_asking_for_more_makes_nobody_wait_longer_for_the_first() -> None:
+def test_a_larger_desire_does_not_delay_the_first_replica() -> None:
     scaler = Autoscaler(FixedPolicy(prefill=9), options())
     scaler.tick(observe(0.0, prefill(2, starting=2)))
     scaler.tick(observe(100.0, prefill(2, starting=3)))
@@ -562,7 +562,7 @@ def test_each_model_is_seen_with_its_own_requests_and_pools() -> None:
     assert seen.models["b"].service.min_ttft_slack_s == seen.service.min_ttft_slack_s == 0.1
 
 
-def test_with_one_model_nothing_is_told_apart() -> None:
+def test_with_one_model_there_are_no_totals_by_model() -> None:
     observer = Observer(ObserverOptions(window_s=30.0))
     one = CoordinatorReport(coordinator_id="i", at_s=0.0, pools=(PoolReport("p", mixed=1),))
     assert observer.observe([one], {"p": PoolState(role=Role.MIXED)}, 0.0).models == {}

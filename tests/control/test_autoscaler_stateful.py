@@ -49,7 +49,7 @@ class AutoscalerMachine(RuleBasedStateMachine):
         self.last: AutoscalerTick | None = None
 
     @rule(name=names, replicas=counts)
-    def want(self, name: str, replicas: int) -> None:
+    def set_desired(self, name: str, replicas: int) -> None:
         self.policy.replicas[name] = replicas
 
     @rule(name=names, flips=st.integers(0, 3))

@@ -124,7 +124,7 @@ def blocks(*prompts: Tokens, salt: str | None = None) -> set[int]:
 A, AB, ABC = (1, 2), (1, 2, 3, 4), (1, 2, 3, 4, 5, 6)
 
 
-def test_stored_blocks_are_told_by_hashes_that_anyone_can_compute_from_the_tokens() -> None:
+def test_stored_blocks_have_hashes_that_are_computable_from_tokens() -> None:
     script = Script()
     script.say(stored(AB))
     root = chain_root(model=MODEL, block_size_tokens=SIZE)
@@ -224,7 +224,7 @@ def test_a_block_that_one_tier_holds_needs_no_tokens_to_be_known_in_another() ->
 
 @pytest.mark.parametrize("tier", ["gpu", "cpu"])
 @pytest.mark.parametrize("parent", [None, name_of(A), b"unheard of"])
-def test_names_without_tokens_are_left_out_and_counted_and_what_follows_is_told(
+def test_names_without_tokens_are_counted_and_their_successors_reported(
     tier: str, parent: bytes | None
 ) -> None:
     script = Script()
@@ -247,7 +247,7 @@ def test_names_without_tokens_are_left_out_and_counted_and_what_follows_is_told(
     assert script.believed(GPU) == blocks(A, AB)
 
 
-def test_a_cleared_cache_is_told_once_and_what_comes_after_is_kept() -> None:
+def test_a_cleared_cache_is_reported_once_and_later_blocks_are_kept() -> None:
     script = Script()
     script.say(stored(AB), stored(A, tier="cpu"))
     script.read()
@@ -309,7 +309,7 @@ def test_after_a_gap_nothing_is_claimed_until_the_engine_proves_that_it_holds_it
     assert script.believed() == blocks(A, AB, ABC)
 
 
-def test_what_is_proven_is_told_parents_first() -> None:
+def test_confirmed_blocks_are_reported_parents_first() -> None:
     script = Script()
     script.say(stored(AB))
     script.lose()
@@ -322,7 +322,7 @@ def test_what_is_proven_is_told_parents_first() -> None:
     ]
 
 
-def test_a_doubted_block_that_is_removed_is_not_taken_for_proven_later() -> None:
+def test_an_unconfirmed_block_that_is_removed_is_not_confirmed_later() -> None:
     script = Script()
     script.say(stored(AB))
     script.lose()
@@ -407,7 +407,7 @@ def test_each_tier_has_its_own_bound_and_host_memory_counts_no_less_than_the_kv_
     assert script.believed(place) == blocks(*prompts[forgotten:])
 
 
-def test_doubted_blocks_are_forgotten_before_any_that_is_known_to_be_held() -> None:
+def test_unconfirmed_blocks_are_forgotten_before_confirmed_ones() -> None:
     script = Script(capacity_blocks=4)
     script.say(*(stored((n, n)) for n in range(4)))
     script.lose()

@@ -91,7 +91,7 @@ def test_a_request_waits_for_the_first_replica_to_join() -> None:
     assert world.records["r"].outcome is Phase.FINISHED
 
 
-def test_a_request_that_nobody_takes_is_evicted_with_a_time_to_come_back() -> None:
+def test_a_request_that_no_replica_takes_is_evicted_with_a_retry_time() -> None:
     world = World()
     world.arrive(request("r"))
     world.advance(LIMITS.queue_timeout_s)
@@ -111,7 +111,7 @@ def test_a_request_that_waits_for_a_draining_fleet_is_evicted_too() -> None:
     assert isinstance(world.errors["r"], Evicted)
 
 
-def test_a_full_queue_sheds_the_newcomer_and_keeps_the_others() -> None:
+def test_a_full_queue_sheds_the_new_request_and_keeps_the_others() -> None:
     world = World(replace(LIMITS, max_queued_requests=1))
     world.arrive(request("first"))
     assert isinstance(world.coordinator.rejection(), QueueFull)
@@ -121,7 +121,7 @@ def test_a_full_queue_sheds_the_newcomer_and_keeps_the_others() -> None:
     assert world.coordinator.phases() == {"first": Phase.QUEUED}
 
 
-def test_a_batch_larger_than_the_queue_comes_in_while_nobody_waits() -> None:
+def test_a_batch_larger_than_the_queue_is_admitted_while_it_is_empty() -> None:
     world = World(replace(LIMITS, max_queued_requests=2))
     world.join("m0", Role.MIXED)
     assert world.coordinator.rejection(requests=5) is None

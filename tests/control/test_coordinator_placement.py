@@ -287,7 +287,7 @@ def beat(fleet: World, until_s: float) -> None:
         fleet.advance(0.25)
 
 
-def test_what_is_computed_after_a_fetched_prefix_is_not_its_links_time() -> None:
+def test_computation_after_a_fetched_prefix_is_not_transfer_time() -> None:
     fleet = fetched_before_much_else()
     beat(fleet, LIMITS.transfer_deadline_s + 2.5)
     assert fleet.coordinator.phases() == {"a": Phase.TRANSFER}, "3 s are computed there"
@@ -333,7 +333,7 @@ def break_transfer(fleet: World, request_id: str) -> None:
     fleet.fail_leg(decode, LegFailure.KV_LOAD_FAILED)
 
 
-def test_a_pool_that_is_mostly_rolled_out_computes_no_prompt_in_vain() -> None:
+def test_no_prompt_is_computed_for_a_pool_that_is_mostly_rolled_out() -> None:
     fleet = world(Disaggregate.ALWAYS)
     fleet.join("p0", Role.PREFILL, layout="old")
     for number in range(20):
@@ -468,7 +468,7 @@ def test_a_record_keeps_what_was_predicted() -> None:
     assert decision.options[0].ttft_s > 0
 
 
-def test_predictions_are_compared_with_what_came() -> None:
+def test_predictions_are_compared_with_measured_latencies() -> None:
     fleet = mixed(1)
     fleet.arrive(request("a", prompt_tokens=1000))
     fleet.now_s += 5.0
@@ -478,7 +478,7 @@ def test_predictions_are_compared_with_what_came() -> None:
     assert quality.ttft_bias == pytest.approx(-1, abs=0.2)
 
 
-def test_what_an_engine_had_cached_is_taken_from_its_own_prefill_only() -> None:
+def test_cached_tokens_of_an_engine_count_from_its_own_prefill_only() -> None:
     fleet = world(Disaggregate.ALWAYS)
     fleet.join_prefill_decode()
     fleet.arrive(request("a", prompt_tokens=1000))
@@ -510,7 +510,7 @@ class Unpredicting(PredictedPlacer):
 
 
 @pytest.mark.parametrize("policy", [PredictedPlacer, Unpredicting])
-def test_who_hands_out_a_prefix_gives_no_token(policy: type[PredictedPlacer]) -> None:
+def test_a_prefix_source_gives_no_token(policy: type[PredictedPlacer]) -> None:
     limits = replace(LIMITS, early_first_token=True)
     fleet, _ = fetched(World(limits, policy=policy()))
     ((_, leg),) = fleet.legs.values()

@@ -157,7 +157,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 assert len(self.world.tokens[request_id]) == wanted, request_id
 
     @invariant()
-    def an_error_is_told_exactly_when_a_request_fails(self) -> None:
+    def an_error_is_sent_exactly_when_a_request_fails(self) -> None:
         told = {Phase.FAILED, Phase.SHED, Phase.EVICTED}
         failed = {r for r, record in self.world.records.items() if record.outcome in told}
         assert failed == self.world.errors.keys()
@@ -306,7 +306,7 @@ class ServiceMachine(CoordinatorMachine):
         self.world.advance(seconds)
 
     @invariant()
-    def who_was_refused_was_never_sent_anywhere(self) -> None:
+    def a_rejected_request_was_never_dispatched(self) -> None:
         for request_id, record in self.world.records.items():
             if record.outcome is Phase.SHED:
                 assert record.routes == (), request_id

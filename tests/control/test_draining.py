@@ -105,7 +105,7 @@ def test_the_bound_holds_over_all_replicas_that_drain() -> None:
     assert len(on(world, "d2")) == 2
 
 
-def test_nobody_is_moved_while_no_other_replica_takes_work() -> None:
+def test_no_request_moves_while_no_other_replica_takes_work() -> None:
     world = streams(1)
     world.disconnect("d1")
     world.advance(60.0)
@@ -123,7 +123,7 @@ def test_nobody_is_moved_while_no_other_replica_takes_work() -> None:
         Load(kv_used_fraction=0.95),
     ],
 )
-def test_nobody_is_moved_to_where_there_is_no_room(full: Load) -> None:
+def test_no_request_moves_to_a_replica_without_room(full: Load) -> None:
     world = streams(1)
     world.load("d1", full)
     world.advance(10.0)
@@ -133,7 +133,7 @@ def test_nobody_is_moved_to_where_there_is_no_room(full: Load) -> None:
     assert on(world, "d1") == ["r0"]
 
 
-def test_what_was_just_sent_there_takes_room_too() -> None:
+def test_requests_just_sent_take_room_too() -> None:
     world = streams(1)
     world.load("d1", Load(running_requests=63))
     world.arrive(request("x", max_tokens=50))
@@ -142,7 +142,7 @@ def test_what_was_just_sent_there_takes_room_too() -> None:
     assert on(world, "d0") == ["r0"]
 
 
-def test_nobody_is_moved_to_where_it_has_failed_before() -> None:
+def test_no_request_moves_to_a_replica_where_it_failed() -> None:
     world = World(PATIENT)
     world.join("d0", Role.DECODE)
     world.join("d1", Role.DECODE)

@@ -62,7 +62,7 @@ def test_decode_goes_on_after_the_first_token_with_the_prompts_blocks() -> None:
     assert not decode.emits_first_token
 
 
-def test_what_cannot_go_on_elsewhere_waits_for_decode() -> None:
+def test_a_request_that_cannot_migrate_waits_for_decode() -> None:
     world = fleet()
     world.arrive(request("r", resumable=False))
     prefill = only_leg(world)
@@ -109,7 +109,7 @@ def test_blocks_that_come_with_the_last_token_are_freed() -> None:
     assert world.leased == {}
 
 
-def test_why_it_ended_and_what_was_cached_is_told_once() -> None:
+def test_the_finish_reason_and_cached_tokens_are_sent_once() -> None:
     world = fleet()
     world.arrive(request("r", max_tokens=2))
     prefill = only_leg(world)
@@ -163,7 +163,7 @@ def test_a_stream_that_is_prefilled_again_gets_its_next_token_from_there() -> No
     assert world.tokens["r"] == [0, 1, 2, 3]
 
 
-def test_who_leaves_during_the_transfer_teaches_what_it_got() -> None:
+def test_a_disconnect_during_the_transfer_teaches_the_output_length() -> None:
     # Engines whose frontend looks for stop strings cancel what has come to one.
     world = fleet()
     for number in range(20):
@@ -189,7 +189,7 @@ def test_a_policy_may_hold_it_back_for_the_tpot_objective() -> None:
 
 
 @pytest.mark.parametrize(("prefix_fetch", "takes_up"), [(False, True), (True, False)])
-def test_nothing_is_given_before_a_handoff_to_who_could_not_go_on_after_it(
+def test_no_first_token_before_a_handoff_where_decode_could_not_continue(
     *, prefix_fetch: bool, takes_up: bool
 ) -> None:
     world = World(EARLY)
@@ -227,7 +227,7 @@ def test_a_session_is_not_looked_for_where_nothing_was_decoded() -> None:
     assert query(entry, world.now_s).session_replica_id == "d0"
 
 
-def test_whoever_has_its_first_token_has_no_deadline_for_it_during_the_transfer() -> None:
+def test_after_the_first_token_no_first_token_deadline_holds_in_the_transfer() -> None:
     world = fleet(replace(EARLY, first_token_timeout_s=1.0, transfer_deadline_s=10.0))
     world.arrive(request("r"))
     world.advance(0.9)

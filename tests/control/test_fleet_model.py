@@ -57,7 +57,7 @@ def test_there_are_never_more_than_there_is_room_for(
 
 
 # ---------- what is known of replicas that name blocks in different ways
-def test_who_holds_most_is_told_first_whichever_way_it_names_blocks() -> None:
+def test_the_longest_hit_comes_first_for_either_block_naming() -> None:
     hits = _MultiFamilyHits(
         {
             ("tiny", 16): KnownHits({"a": 20, "b": 5}),
@@ -100,7 +100,7 @@ def test_the_load_of_an_adapter_comes_before_its_prompt() -> None:
     assert "p1" not in here.due_at_s
 
 
-def test_when_one_is_done_the_rest_takes_no_longer_than_what_is_out() -> None:
+def test_the_last_pull_takes_no_longer_than_the_outstanding_ones() -> None:
     here = PendingPrefills()
     sent(here, "a", 1000, 0.0)
     sent(here, "b", 101, 0.0)
@@ -117,7 +117,7 @@ def test_one_that_comes_late_begins_when_it_is_sent() -> None:
     assert here.due_at_s["p0"] == pytest.approx(5.1)
 
 
-def test_a_single_token_keeps_nobody_waiting_and_unknown_legs_are_ignored() -> None:
+def test_a_single_token_is_not_delayed_and_unknown_legs_are_ignored() -> None:
     here = PendingPrefills()
     sent(here, "a", 1, 0.0)
     here.remove("a", 0.0)
@@ -159,7 +159,7 @@ def test_two_thirds_cached_is_two_uses_for_each_token_computed() -> None:
     assert reuse.reuses_per_token == pytest.approx(2)
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_old_measurements_are_forgotten() -> None:
     reuse = PrefixReuse()
     for _ in range(1000):
         reuse.observe(10_000, 10_000)
@@ -168,7 +168,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
     assert reuse.hit_fraction < 0.01
 
 
-def test_what_cannot_be_is_not_believed() -> None:
+def test_impossible_values_are_ignored() -> None:
     reuse = PrefixReuse()
     reuse.observe(1, 2)
     for cached, prompt in ((3, 2), (-1, 2)):

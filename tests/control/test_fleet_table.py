@@ -29,15 +29,15 @@ def view(fleet: FleetTable, replica_id: str = "a") -> ReplicaView:
     return found
 
 
-def unseen(fleet: FleetTable) -> tuple[int, int]:
+def unreported(fleet: FleetTable) -> tuple[int, int]:
     return view(fleet).unreported_legs, view(fleet).unreported_tokens
 
 
-def test_a_leg_that_has_ended_is_not_unseen_any_more() -> None:
+def test_an_ended_leg_is_not_unreported() -> None:
     fleet = table("a")
     fleet.on_leg_sent("a", "leg", 100)
     fleet.on_leg_ended("a", "leg", 100)
-    assert unseen(fleet) == (0, 0)
+    assert unreported(fleet) == (0, 0)
     assert view(fleet).inflight_tokens == 0
 
 
@@ -48,16 +48,16 @@ def test_a_leg_that_never_left_is_not_counted_by_the_replica() -> None:
     fleet.on_leg_unsent("a", "leg2")
     fleet.on_leg_ended("a", "leg2", 2)
     fleet.on_load_report("a", Load(), 1.0, received_legs=1)
-    assert unseen(fleet) == (1, 3)
+    assert unreported(fleet) == (1, 3)
     fleet.on_load_report("a", Load(), 2.0, received_legs=2)
-    assert unseen(fleet) == (0, 0)
+    assert unreported(fleet) == (0, 0)
 
 
 def test_a_replica_that_does_not_count_is_taken_to_know_all() -> None:
     fleet = table("a")
     fleet.on_leg_sent("a", "leg", 100)
     fleet.on_load_report("a", Load(), 1.0)
-    assert unseen(fleet) == (0, 0)
+    assert unreported(fleet) == (0, 0)
 
 
 def test_a_queue_was_last_seen_when_a_report_said_that_it_is_gone() -> None:
@@ -93,7 +93,7 @@ def test_the_roster_follows_membership_and_draining() -> None:
     assert fleet.view(0.0).eligible == (("p",), ())
 
 
-def test_the_crowd_is_all_reported_legs_for_each_of_ours_among_them() -> None:
+def test_the_peer_load_factor_is_all_reported_legs_per_leg_of_this_coordinator() -> None:
     fleet = table("a", "b")
     assert fleet.view(0.0).peer_load_factor == 1
     for number in range(4):
@@ -150,7 +150,7 @@ moves = st.lists(
 
 
 @given(moves)
-def test_unseen_work_is_what_lives_and_was_sent_after_what_the_report_knew(
+def test_unreported_work_is_live_and_newer_than_the_report(
     steps: list[tuple[str, int]],
 ) -> None:
     fleet, sent, live, known = table("a"), [], {}, 0
@@ -173,7 +173,7 @@ def test_unseen_work_is_what_lives_and_was_sent_after_what_the_report_knew(
             fleet.on_leg_ended("a", leg_id, live.pop(leg_id))
         fleet.check_integrity()
         later = {leg_id: live[leg_id] for leg_id in sent[known:] if leg_id in live}
-        assert unseen(fleet) == (len(later), sum(later.values()))
+        assert unreported(fleet) == (len(later), sum(later.values()))
 
 
 # ------------------------------------------------------------------ streams and prompts
@@ -234,7 +234,7 @@ def test_a_requests_blocks_and_legs_are_those_of_its_adapter() -> None:
     assert [leg.adapter for leg in legs] == [None, "ada"]
 
 
-def test_an_adapter_that_a_leg_needs_outlives_one_that_nobody_does() -> None:
+def test_an_adapter_of_a_running_leg_outlives_an_unused_one() -> None:
     book = LoadedAdapters(2)
     book.on_leg_started("a")
     assert not book.touch("a")

@@ -89,7 +89,7 @@ def test_a_start_that_was_never_measured_is_waited_for_too() -> None:
     assert at.coordinator.phases() == {"r0": Phase.QUEUED}
 
 
-def test_who_waited_for_a_replica_is_served_before_those_that_came_since() -> None:
+def test_a_request_that_waited_for_a_replica_is_served_before_newer_ones() -> None:
     at = world()
     for name in ("r0", "r1", "r2"):
         ask(at, name)
@@ -105,7 +105,7 @@ def test_who_waited_for_a_replica_is_served_before_those_that_came_since() -> No
     assert not {"r0", "r1", "r2"} & at.errors.keys()
 
 
-def test_a_wait_for_a_replica_of_a_fleet_that_lost_its_last_is_not_judged_either() -> None:
+def test_a_wait_for_a_fleet_that_lost_its_last_replica_is_not_evaluated() -> None:
     at = world(limits=replace(LIMITS, cold_start_timeout_s=None, queue_timeout_s=60.0))
     ask(at, "r0")
     wait(at, 20.0)
@@ -114,7 +114,7 @@ def test_a_wait_for_a_replica_of_a_fleet_that_lost_its_last_is_not_judged_either
     assert at.records["r0"].outcome is Phase.FINISHED
 
 
-def test_a_fleet_that_nobody_wakes_refuses_within_the_queue_wait_as_before() -> None:
+def test_without_a_wake_up_a_fleet_rejects_within_the_queue_timeout() -> None:
     at = world(limits=replace(LIMITS, cold_start_timeout_s=None))
     ask(at, "r0")
     wait(at, 3.0)
@@ -143,7 +143,7 @@ def test_a_start_that_is_known_to_take_longer_than_one_waits_is_said_so_soon() -
     assert at.coordinator.can_serve(), "a request that comes has a replica started all the same"
 
 
-def test_where_operators_keep_a_pool_at_zero_nobody_waits_for_it() -> None:
+def test_a_pool_held_at_zero_by_an_operator_is_not_waited_for() -> None:
     at = world()
     ask(at, "r0")
     wait(at, 5.0)
@@ -186,7 +186,7 @@ def test_a_start_counts_from_the_first_request_until_it_is_reported() -> None:
     assert wait_for.remaining_s(99.0) == 30.0
 
 
-def test_what_was_measured_is_not_replaced_by_a_guess() -> None:
+def test_a_measured_start_is_not_replaced_by_a_guess() -> None:
     wait_for = ColdStartWait(120.0)
     wait_for.on_cold_start(ColdStart(duration_s=100.0, is_measured=True), 0.0)
     wait_for.on_cold_start(ColdStart(duration_s=60.0), 1.0)
@@ -239,20 +239,20 @@ def test_a_fleet_at_rest_is_healthy_and_one_that_starts_for_the_first_time_is_no
     assert at.coordinator.can_serve(), "while it wakes, too"
 
 
-def test_an_ingress_that_begins_while_the_fleet_rests_is_healthy_once_it_is_told() -> None:
+def test_an_ingress_that_starts_at_zero_replicas_becomes_healthy() -> None:
     at = world()
     told(at, MEASURED)
     assert at.coordinator.can_serve()
 
 
-def test_who_waits_for_a_replica_has_a_deadline_all_the_same() -> None:
+def test_a_request_that_waits_for_a_replica_has_a_deadline() -> None:
     at = world(limits=replace(LIMITS, total_timeout_s=50.0))
     ask(at, "r0")
     wait(at, 51.0)
     assert at.records["r0"].outcome is Phase.FAILED
 
 
-def test_a_crowd_that_cannot_be_served_in_time_after_a_start_is_refused_not_kept() -> None:
+def test_a_burst_that_cannot_meet_the_slo_after_a_start_is_rejected() -> None:
     at = world()
     for number in range(LIMITS.max_queued_requests):
         ask(at, f"r{number}", tokens=4000)  # four seconds each, ten of which are waited

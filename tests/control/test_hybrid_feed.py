@@ -149,7 +149,7 @@ def test_blocks_are_held_as_often_as_they_were_stored() -> None:
     assert script.told() == []
 
 
-def test_a_block_in_the_hosts_memory_is_told_to_nobody() -> None:
+def test_a_block_of_the_host_tier_is_not_reported() -> None:
     script = Script(ATTENTION, TWO_BLOCKS)
     script.say(stored(PROMPT), stored(PROMPT, group=WINDOW, tier="cpu"))
     assert script.told() == []
@@ -188,7 +188,7 @@ def test_an_emptied_cache_is_told_as_empty() -> None:
     assert script.told() == [1, 2, 3, 4]
 
 
-def test_what_is_kept_is_bounded_and_the_oldest_is_forgotten() -> None:
+def test_the_number_of_kept_blocks_is_bounded_and_the_oldest_is_forgotten() -> None:
     script = Script(ATTENTION, TWO_BLOCKS, capacity_blocks=8)
     script.say(stored(PROMPT), stored(PROMPT, group=WINDOW))
     assert script.told() == [1, 2, 3, 4]

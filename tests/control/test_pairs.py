@@ -86,7 +86,7 @@ def test_in_a_large_fleet_each_that_joins_is_paired_with_a_few_others_only() -> 
     assert len({source_id for source_id, _ in at.checks}) == 2
 
 
-def test_a_pair_that_nobody_drew_is_watched_from_its_first_failure_until_it_is_well() -> None:
+def test_an_undrawn_pair_is_watched_from_its_first_failure_until_it_recovers() -> None:
     at = large()
     drawn = set(at.checks)
     ends = next(
@@ -123,7 +123,7 @@ def test_a_pair_from_a_replica_that_only_decodes_is_watched_while_fetches_from_i
     assert at.checks == []
 
 
-def test_a_source_that_does_not_listen_is_not_watched_whatever_fails() -> None:
+def test_a_source_that_does_not_listen_is_not_watched_after_failures() -> None:
     at = PairWorld()
     at.join("d0", Role.DECODE, has_side_channel=False)
     at.join("d1", Role.DECODE)
@@ -207,7 +207,7 @@ def test_no_two_probes_have_the_same_prompt_or_leg() -> None:
     assert len(set(at.prompts)) == len(at.prompts)
 
 
-def test_what_the_pull_took_is_told_to_the_link_book() -> None:
+def test_the_duration_of_a_pull_goes_to_the_link_table() -> None:
     at = world(options=ProbeOptions(max_per_s=1000.0, transfer_every_s=1.0))
     at.complete_all_probes()
     at.advance(5.6)
@@ -235,7 +235,7 @@ def test_a_well_pair_is_asked_every_interval_and_moves_blocks_once_a_minute() ->
     assert len(at.prompts) == 1 + 3
 
 
-def test_pairs_that_requests_have_lately_pulled_over_move_no_blocks_for_a_probe() -> None:
+def test_pairs_with_recent_pulls_move_no_blocks_for_a_probe() -> None:
     at = steady()
     for number in range(1, 40):
         totals = LinkTotals("p0", pulls=number, moved_bytes=number * 10**6, busy_s=number * 0.01)
@@ -446,7 +446,7 @@ def test_later_pulls_have_no_handshake_to_wait_for() -> None:
     assert state(at) is LinkState.QUARANTINED
 
 
-def test_an_abort_that_nobody_confirms_frees_the_blocks_all_the_same() -> None:
+def test_an_unconfirmed_abort_frees_the_blocks_all_the_same() -> None:
     at = at_pull()
     at.advance(10.1)
     assert at.leased != {}
@@ -543,7 +543,7 @@ def test_a_handoff_that_failed_brings_a_whole_probe_at_once() -> None:
     assert at.running == {}
 
 
-def test_doubts_in_quick_succession_bring_no_more_than_a_probe_a_second() -> None:
+def test_suspicions_in_quick_succession_cause_one_probe_a_second() -> None:
     at = steady()
     at.advance(2.0)
     begun = len(at.started_checks)
@@ -554,7 +554,7 @@ def test_doubts_in_quick_succession_bring_no_more_than_a_probe_a_second() -> Non
     assert len(at.started_checks) - begun <= 11
 
 
-def test_a_doubt_that_comes_during_a_probe_that_only_asks_brings_another() -> None:
+def test_a_suspicion_during_a_side_channel_probe_causes_another_probe() -> None:
     at = steady()
     at.advance(5.6)
     at.execute(at.prober.suspect("p0", "d0", at.now_s))
@@ -565,7 +565,7 @@ def test_a_doubt_that_comes_during_a_probe_that_only_asks_brings_another() -> No
     assert len(at.running) == 1
 
 
-def test_doubt_of_pairs_that_are_not_watched_is_ignored() -> None:
+def test_a_suspicion_of_an_unwatched_pair_is_ignored() -> None:
     at = steady()
     at.execute(at.prober.suspect("d0", "p0", at.now_s))
     at.execute(at.prober.suspect("x", "y", at.now_s))
@@ -628,7 +628,7 @@ def test_a_source_that_is_reached_again_is_said_once_and_all_its_pairs_are_probe
     assert kinds(at).count(PairNoticeKind.SOURCE_REACHABLE) == 0
 
 
-def test_a_source_that_nobody_reaches_is_tried_about_once_a_second_in_all() -> None:
+def test_an_unreachable_source_is_tried_about_once_a_second_in_all() -> None:
     at = world(1, 60)
     for _ in range(800):
         at.advance(0.5)
@@ -684,7 +684,7 @@ def test_blocks_for_a_lost_target_are_freed_by_way_of_another() -> None:
     assert at.leased == {}
 
 
-def test_an_answer_that_nobody_waits_for_is_ignored() -> None:
+def test_an_unexpected_answer_is_ignored() -> None:
     at = world()
     at.answer_check()
     for source_id, target_id in (P0D0, ("x", "d0"), ("d0", "p0")):

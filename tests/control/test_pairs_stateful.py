@@ -211,7 +211,7 @@ def targets(schedule: PairSchedule, source_id: str) -> set[str]:
 
 
 @given(leaving=st.permutations(range(24)), count=st.integers(1, 23), seed=st.integers(0, 99))
-def test_those_who_stay_keep_partners_while_there_are_any(
+def test_remaining_replicas_keep_partners_while_there_are_any(
     leaving: list[int], count: int, seed: int
 ) -> None:
     schedule = fleet(24, seed=seed)
@@ -231,7 +231,7 @@ def test_pairs_become_fewer_as_a_fleet_does() -> None:
     assert len(schedule) < 0.7 * at_first
 
 
-def test_nobody_is_paired_with_a_replica_that_left_or_has_another_layout() -> None:
+def test_no_replica_is_paired_with_a_removed_one_or_another_layout() -> None:
     schedule = fleet(12)
     schedule.add_replica(facts(50, layout="other"))
     schedule.add_replica(facts(51, role=Role.DECODE))
@@ -252,7 +252,7 @@ def test_nobody_is_paired_with_a_replica_that_left_or_has_another_layout() -> No
     most=st.integers(1, 12),
     seed=st.integers(0, 9),
 )
-def test_candidates_are_those_who_joined_and_did_not_leave(
+def test_candidates_are_the_added_replicas_that_were_not_removed(
     steps: list[tuple[bool, int]], most: int, seed: int
 ) -> None:
     candidates, there = ReplicaSampler(), dict[str, set[str]]()

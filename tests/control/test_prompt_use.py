@@ -51,9 +51,7 @@ def test_the_first_leg_that_computes_the_whole_prompt_decides(kind: LegKind) -> 
     assert after(first, again) == (320, CacheUse(64, 256), True)
 
 
-def test_what_a_decode_replica_held_of_a_prompt_that_was_prefilled_elsewhere_does_not_count() -> (
-    None
-):
+def test_a_decode_replicas_hit_on_a_remotely_prefilled_prompt_does_not_count() -> None:
     pulled = leg(LegKind.DECODE, 582), 582, CacheUse(262, 0)
     assert after(PREFILLED, pulled) == (0, CacheUse(0, 576), True)
 
@@ -73,7 +71,7 @@ def test_of_a_prefix_that_both_held_in_part_the_longer_part_was_cached() -> None
     assert after(front, pulled) == (500, CacheUse(0, 76), True)
 
 
-def test_what_a_fetched_prefix_was_loaded_from_stays_said() -> None:
+def test_the_tier_of_a_fetched_prefix_is_kept() -> None:
     front = leg(LegKind.PREFILL, 513), 512, CacheUse(256, 0)
     pulled = leg(LegKind.DECODE, 582), 513, CacheUse(513, 63)
     assert after(front, pulled) == (512, CacheUse(256, 64), True)
@@ -267,7 +265,7 @@ def test_a_handoff_that_breaks_does_not_make_a_cold_prompt_a_warm_one() -> None:
     assert world.records["r"].cached_tokens == 0
 
 
-def test_what_an_engine_says_of_a_leg_that_it_breaks_off_is_not_told() -> None:
+def test_cached_tokens_of_a_failed_leg_are_not_sent() -> None:
     world = pair()
     world.arrive(request("r", max_tokens=1))
     say(world, cached_tokens=0, cache=CacheUse(), finish=FinishReason.ERROR)
@@ -295,7 +293,7 @@ def test_a_stream_that_moves_is_told_once() -> None:
     assert world.records["r"].cached_tokens == 16
 
 
-def test_answers_to_one_prompt_are_charged_for_what_each_of_them_computed() -> None:
+def test_each_answer_to_one_prompt_is_charged_for_its_own_computation() -> None:
     world = pair()
     for index in range(2):
         one = request(f"{index}_r", max_tokens=1, local_only=LocalOnlyReason.FAN_OUT)

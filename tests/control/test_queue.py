@@ -42,7 +42,7 @@ def test_a_higher_band_always_comes_first() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.booleans()), max_size=20))
-def test_who_is_first_is_of_the_highest_band(bands: list[tuple[int, bool]]) -> None:
+def test_the_first_is_of_the_highest_band(bands: list[tuple[int, bool]]) -> None:
     here, known = WaitQueue(), {}
     for band in (PriorityBand(priority, is_attainable=met) for priority, met in bands):
         waiting = one()
@@ -89,7 +89,7 @@ def test_before_anything_was_measured_each_replica_does_a_second_a_second() -> N
     assert here.drain_s(replicas=3) == pytest.approx(1.0)
 
 
-def test_turns_are_predicted_by_what_has_left_while_somebody_waited() -> None:
+def test_queue_waits_are_predicted_by_departures_while_requests_waited() -> None:
     here = WaitQueue()
     for number in range(400):
         here.add(LOW, one(0.1, name=f"n{number}"), 0.0)
@@ -100,7 +100,7 @@ def test_turns_are_predicted_by_what_has_left_while_somebody_waited() -> None:
     assert turn.wait_s == pytest.approx(20.0 / 2.0, rel=0.1)
 
 
-def test_what_goes_straight_to_the_fleet_says_nothing_of_how_fast_turns_come() -> None:
+def test_immediate_placements_say_nothing_about_the_queues_speed() -> None:
     here = WaitQueue()
     for number in range(500):
         here.admit(LOW, one(1.0), replicas=1, now_s=number / 100)
@@ -108,7 +108,7 @@ def test_what_goes_straight_to_the_fleet_says_nothing_of_how_fast_turns_come() -
     assert here.drain_s(replicas=1) == pytest.approx(3.0)
 
 
-def test_time_in_which_nobody_waits_says_nothing_of_how_fast_turns_come() -> None:
+def test_time_with_an_empty_queue_says_nothing_about_its_speed() -> None:
     here = WaitQueue()
     for number in range(100):
         here.add(LOW, one(0.2, name=f"n{number}"), 0.0)
@@ -127,7 +127,7 @@ def test_twice_the_replicas_are_taken_to_be_twice_as_fast() -> None:
     assert [turn.wait_s for turn in turns if turn] == pytest.approx([6.0, 3.0])
 
 
-def test_what_higher_bands_bring_meanwhile_is_taken_off() -> None:
+def test_arrivals_of_higher_bands_are_subtracted_from_the_rate() -> None:
     alone, beside = WaitQueue(), WaitQueue()
     for here in (alone, beside):
         for number in range(200):
@@ -156,7 +156,7 @@ def test_all_of_a_higher_band_is_ahead_and_nothing_of_a_lower_one() -> None:
     assert last.wait_s * here._service_rate(own, replicas=1, now_s=0.0) == pytest.approx(14.0)
 
 
-def test_those_who_are_not_here_can_be_withdrawn_without_harm() -> None:
+def test_an_absent_request_can_be_removed_from_the_queue() -> None:
     here = WaitQueue()
     here.remove("nobody", 1.0)
     here.check_integrity()
@@ -165,7 +165,7 @@ def test_those_who_are_not_here_can_be_withdrawn_without_harm() -> None:
     assert list(here) == []
 
 
-def test_turns_are_taken_to_last_longer_once_some_waited_in_vain_for_streams_to_end() -> None:
+def test_predicted_waits_grow_after_timeouts_behind_a_blocked_head() -> None:
     here = WaitQueue()
     for name in ("first", "second"):
         here.add(LOW, one(name=name), 0.0)
@@ -251,7 +251,7 @@ def test_a_queue_moves_on_and_is_the_last_one_seen() -> None:
     assert gone.engine_queue_s == 0.0
 
 
-def test_what_was_a_second_ago_is_forgotten() -> None:
+def test_a_rate_of_a_second_ago_is_forgotten() -> None:
     here = RecentEstimates()
     here.note("acme", "chat", needed(0.0, alone_s=0.1))
     here.note("acme", "chat", needed(0.5, alone_s=0.4))
@@ -263,11 +263,11 @@ def test_what_was_a_second_ago_is_forgotten() -> None:
     assert here.recent_classes(1.6) == []
 
 
-def test_nobody_who_came_is_known_by_a_name_that_did_not() -> None:
+def test_there_is_no_estimate_without_requests() -> None:
     assert RecentEstimates().lightest("acme", "chat", 0.0) is None
 
 
-def test_kinds_and_what_is_kept_of_each_are_bounded() -> None:
+def test_the_number_of_kinds_and_of_entries_of_each_is_bounded() -> None:
     here = RecentEstimates()
     for number in range(3000):
         here.note(f"t{number}", "chat", needed(float(number)))
@@ -332,7 +332,7 @@ def test_tokens_are_charged_as_expected_and_settled_at_the_end() -> None:
     assert isinstance(here.acquire(WORDY, 1.0, 0.0), LimitExceeded)
 
 
-def test_what_was_used_beyond_what_was_expected_is_owed() -> None:
+def test_use_beyond_the_estimate_is_charged_afterwards() -> None:
     here = tenancy(WORDY)
     (charge,) = charges(here, WORDY, 1, tokens=100.0)
     here.settle(charge, used_tokens=1100.0, duration_s=1.0)
@@ -341,7 +341,7 @@ def test_what_was_used_beyond_what_was_expected_is_owed() -> None:
     assert limited.retry_after_s == pytest.approx(2.0)
 
 
-def test_who_got_nothing_is_given_back_all() -> None:
+def test_a_request_without_output_is_refunded_in_full() -> None:
     here = tenancy(ACME)
     first, _ = charges(here, ACME, 9)
     here.settle(first, used_tokens=0.0, duration_s=0.1)
@@ -415,7 +415,7 @@ def test_a_tenant_that_gets_a_cap_while_it_runs_has_those_counted_that_run() -> 
     assert taken(here, NARROW, 3) == 1
 
 
-def test_what_ran_before_there_was_a_limit_is_not_owed_under_it() -> None:
+def test_use_before_a_limit_is_not_charged_to_it() -> None:
     free, here = Tenant(name="wordy"), tenancy(Tenant(name="wordy"))
     before = charges(here, free, 100, tokens=500.0)
     here.reconfigure({"wordy": WORDY})
@@ -429,7 +429,7 @@ def test_what_ran_before_there_was_a_limit_is_not_owed_under_it() -> None:
     assert here.check(WORDY, 60.0) is None
 
 
-def test_what_a_lifted_limit_was_owed_is_not_owed_to_the_next_one() -> None:
+def test_debt_of_a_removed_limit_is_not_charged_to_the_next_one() -> None:
     here = tenancy(WORDY)
     (charge,) = charges(here, WORDY, 1, tokens=100.0)
     here.reconfigure({"wordy": Tenant(name="wordy")})
@@ -455,7 +455,7 @@ def test_an_account_of_a_removed_tenant_is_kept_until_its_last_request_has_ended
     assert not here._accounts
 
 
-def test_nobody_leaves_an_account_behind_who_is_not_configured() -> None:
+def test_an_unlimited_tenant_leaves_no_account_behind() -> None:
     here = tenancy()
     anybody = Tenant()
     for _ in range(10):
@@ -464,7 +464,7 @@ def test_nobody_leaves_an_account_behind_who_is_not_configured() -> None:
     assert not here._accounts
 
 
-def test_what_limited_tenants_ask_for_is_known_also_what_they_are_refused() -> None:
+def test_requested_rates_of_limited_tenants_include_rejected_requests() -> None:
     here = tenancy(ACME, Tenant(name="free"))
     for tenth in range(1000):
         here.acquire(ACME, 50.0, tenth / 10)

@@ -51,7 +51,7 @@ def fail_all(world: World, replica_id: str, failure: LegFailure = LegFailure.ENG
         world.fail_leg(leg_id, failure)
 
 
-def standing(world: World, replica_id: str) -> Health:
+def health(world: World, replica_id: str) -> Health:
     return world.coordinator.fleet(world.now_s).replicas[replica_id].health
 
 
@@ -87,12 +87,12 @@ def test_all_streams_of_a_frozen_replica_are_moved_at_once_and_finish_elsewhere(
         assert "watchdog: nothing was heard" in record.resume_reasons[0]
 
 
-def test_nobody_is_moved_before_the_silence_is_over() -> None:
+def test_no_stream_moves_before_the_heartbeat_timeout() -> None:
     world = mixed(2)
     arrive(world, 2)
     world.advance_with_heartbeats(1.25, frozen={"m0"})
     assert world.aborting == []
-    assert standing(world, "m0") is Health.UNRESPONSIVE
+    assert health(world, "m0") is Health.UNRESPONSIVE
 
 
 def test_a_suspect_gets_no_new_work() -> None:
@@ -103,19 +103,19 @@ def test_a_suspect_gets_no_new_work() -> None:
     assert len(legs_on(world, "m0")) == 1
 
 
-def test_who_has_nothing_to_do_may_say_so_less_often() -> None:
+def test_an_idle_replica_may_send_fewer_heartbeats() -> None:
     world = mixed(2)
     arrive(world, 1)
     idle = next(name for name in ("m0", "m1") if not legs_on(world, name))
     for _ in range(4):
         world.load(idle, Load())
         world.advance_with_heartbeats(0.25 + IDLE_GRACE_S, frozen={idle})
-        assert standing(world, idle) is Health.HEALTHY
+        assert health(world, idle) is Health.HEALTHY
     world.advance_with_heartbeats(1.0, frozen={idle})
-    assert standing(world, idle) is Health.UNRESPONSIVE
+    assert health(world, idle) is Health.UNRESPONSIVE
 
 
-def test_who_rested_and_is_given_work_is_expected_to_speak_from_then_on() -> None:
+def test_a_formerly_idle_replica_with_work_must_send_heartbeats() -> None:
     world = mixed(2)
     arrive(world, 1)
     idle = next(name for name in ("m0", "m1") if not legs_on(world, name))
@@ -133,12 +133,12 @@ def test_a_replica_that_talks_again_in_time_keeps_its_streams() -> None:
     arrive(world, 2)
     world.advance_with_heartbeats(1.25, frozen={"m0"})
     world.load("m0", Load())
-    assert standing(world, "m0") is Health.HEALTHY
+    assert health(world, "m0") is Health.HEALTHY
     world.advance_with_heartbeats(1.25)
     assert world.aborting == []
 
 
-def test_where_nobody_is_heard_of_streams_stay_where_they_are() -> None:
+def test_without_any_heartbeat_streams_stay_where_they_are() -> None:
     """It is likelier that this end is cut off; and there is nowhere to go."""
     world = mixed(2)
     arrive(world, 2)
@@ -152,7 +152,7 @@ def test_a_process_that_stood_still_itself_blames_no_replica() -> None:
     world.advance_with_heartbeats(0.5)
     world.advance(60.0)
     assert world.aborting == []
-    assert standing(world, "m0") is Health.HEALTHY
+    assert health(world, "m0") is Health.HEALTHY
 
 
 def test_a_stream_that_cannot_be_carried_over_waits_for_its_frozen_replica() -> None:
@@ -239,7 +239,7 @@ def test_after_its_pause_one_request_decides() -> None:
     arrive(world, 1)
     (trial,) = legs_on(world, "m0")
     world.step(trial)
-    assert standing(world, "m0") is Health.HEALTHY
+    assert health(world, "m0") is Health.HEALTHY
 
 
 def test_where_every_circuit_is_open_all_replicas_are_used() -> None:
@@ -280,7 +280,7 @@ def test_a_request_that_fails_everywhere_is_blamed_on_no_third_replica() -> None
     assert sum(circuit is not CircuitState.CLOSED for circuit in circuits.values()) == 2
 
 
-def test_what_is_not_the_replicas_fault_does_not_open_its_circuit() -> None:
+def test_failures_that_are_not_the_replicas_fault_do_not_open_its_circuit() -> None:
     for failure in (LegFailure.OVERLOADED, LegFailure.DRAINING, LegFailure.REJECTED):
         world = mixed(2)
         arrive(world, 10)
@@ -384,7 +384,7 @@ def test_with_the_budget_spent_a_stream_ends_in_an_error() -> None:
     assert type(world.errors["r0"]) is EngineFailed
 
 
-def test_those_who_fail_where_others_are_known_to_be_well_go_there_for_nothing() -> None:
+def test_retries_of_an_open_circuit_are_free() -> None:
     """The first failures pay; when the circuit is open the rest is the same failure again."""
     three = RecoveryOptions(retry_budget=RetryOptions(ratio=0.0, min_retries=4))
     world = mixed(2, replace(QUICK, recovery=three))
@@ -445,7 +445,7 @@ def test_a_request_at_its_limit_of_failures_goes_on_elsewhere_when_its_replica_d
     assert world.records["r0"].outcome is Phase.FINISHED
 
 
-def test_a_lone_replica_that_drains_for_ever_is_not_asked_for_ever() -> None:
+def test_a_lone_draining_replica_is_not_asked_again_and_again() -> None:
     world = mixed(1, replace(QUICK, max_failures=3))
     arrive(world, 1)
     for _ in range(4):
@@ -519,7 +519,7 @@ def test_tokens_of_the_leg_that_was_given_up_never_reach_the_client() -> None:
     assert world.tokens["r0"] == list(range(9))
 
 
-def test_a_stream_that_speaks_in_time_is_left_alone() -> None:
+def test_a_stream_with_output_in_time_is_not_hedged() -> None:
     world = predicted()
     arrive(world, 1)
     world.advance_with_heartbeats(0.5)
@@ -572,7 +572,7 @@ def test_predictions_that_nothing_has_borne_out_yet_are_no_reason() -> None:
     assert tries(world, RetryReason.HEDGED) == 0
 
 
-def test_nobody_is_hedged_where_that_is_off() -> None:
+def test_without_hedging_no_leg_is_hedged() -> None:
     never = RecoveryOptions(hedging=HedgeOptions(latency_multiple=None))
     world = predicted(replace(QUICK, recovery=never))
     arrive(world, 1)
@@ -580,7 +580,7 @@ def test_nobody_is_hedged_where_that_is_off() -> None:
     assert tries(world, RetryReason.HEDGED) == 0
 
 
-def test_other_rules_hold_for_what_comes() -> None:
+def test_other_rules_hold_for_later_requests() -> None:
     world = mixed(2)
     arrive(world, 2)
     one_is_enough = RecoveryOptions(
@@ -593,7 +593,7 @@ def test_other_rules_hold_for_what_comes() -> None:
     assert world.coordinator.circuits(world.now_s)["m1"] is CircuitState.OPEN
 
 
-def test_a_silence_is_noticed_though_other_options_came_while_all_was_well() -> None:
+def test_a_missed_heartbeat_is_noticed_after_new_options() -> None:
     world = mixed(2)
     arrive(world, 2)
     world.advance_with_heartbeats(0.5)

@@ -110,14 +110,14 @@ class RecoveryMachine(CoordinatorMachine):
     # ------------------------------------------------------------ what holds
 
     @invariant()
-    def an_open_circuit_is_no_sound_standing(self) -> None:
+    def a_replica_with_an_open_circuit_is_not_healthy(self) -> None:
         views = self.world.coordinator.fleet(self.world.now_s).replicas
         for replica_id, circuit in self.world.coordinator.circuits(self.world.now_s).items():
             if circuit is CircuitState.OPEN:
                 assert views[replica_id].health is not Health.HEALTHY, replica_id
 
     @invariant()
-    def who_is_refused_a_second_try_got_nothing_and_who_got_something_is_told_in_its_stream(
+    def a_denied_retry_had_no_output_or_ends_with_an_error_in_its_stream(
         self,
     ) -> None:
         for request_id, error in self.world.errors.items():
@@ -127,7 +127,7 @@ class RecoveryMachine(CoordinatorMachine):
                 assert isinstance(error, EngineFailed) or not error.retryable, error
 
     @invariant()
-    def second_tries_are_free_once_or_within_the_budget(self) -> None:
+    def retries_are_free_once_or_within_the_budget(self) -> None:
         tries = dict(self.world.coordinator.retry_totals().retries)
         retries, windows = RECOVERY.retry_budget, self.world.now_s // 10.0 + 2
         paid = retries.min_retries * windows + retries.ratio * self.count

@@ -78,7 +78,7 @@ def test_a_leg_that_is_invalid_for_its_engine_is_answered_once_and_as_the_client
 
 
 @pytest.mark.parametrize("how", ["submit", "output"])
-def test_what_an_engine_cannot_run_for_its_own_reasons_is_an_error_of_ours_and_told_once(
+def test_an_engines_own_inability_is_an_internal_error_sent_once(
     how: str,
 ) -> None:
     world = World(STRICT)
@@ -146,7 +146,7 @@ def test_a_refusal_of_a_leg_that_was_given_up_is_no_news() -> None:
     assert_nobody_is_to_blame(world)
 
 
-def test_requests_that_are_wrong_do_not_speak_against_the_generation_that_they_came_to() -> None:
+def test_invalid_requests_do_not_count_against_the_generation() -> None:
     world = World(STRICT)
     world.join_prefill_decode()
     world.arrive(request("r"))

@@ -48,7 +48,7 @@ def busy(busy_s: float, **load: float) -> Load:
     return Load(steps=steps, **load)  # type: ignore[arg-type]  # tests name them right
 
 
-def promise(world: World, ttft_s: float) -> None:
+def set_ttft_objective(world: World, ttft_s: float) -> None:
     slos = SloClasses(classes={"default": Slo(ttft_s=ttft_s)})
     world.coordinator.reconfigure(rules=ServiceRules(slos=slos))
 
@@ -195,7 +195,7 @@ def test_requests_that_end_on_stop_strings_say_what_requests_are_like() -> None:
     assert told.decode_streams is not None
 
 
-def test_what_a_pool_was_never_seen_to_do_is_not_guessed() -> None:
+def test_an_unobserved_capacity_is_not_guessed() -> None:
     decodes, prefills = (
         World(replace(LIMITS, stall_timeout_s=1e6)),
         World(replace(LIMITS, stall_timeout_s=1e6)),
@@ -227,15 +227,15 @@ def test_a_strict_pace_leaves_room_for_fewer_streams() -> None:
 # ------------------------------------------------------------------------------ who waits
 
 
-def test_nobody_who_waits_has_no_slack() -> None:
+def test_an_empty_queue_has_no_slack() -> None:
     world = World()
-    promise(world, 2.0)
+    set_ttft_objective(world, 2.0)
     assert report(world).slack_s is None
 
 
-def test_slack_is_what_is_left_of_the_objective_of_whoever_is_worst_off() -> None:
+def test_slack_is_the_rest_of_the_objective_of_the_worst_request() -> None:
     world = World()
-    promise(world, 2.0)
+    set_ttft_objective(world, 2.0)
     world.arrive(request("old"))
     world.advance(0.5)
     world.arrive(evolve(request("new"), arrived_at_s=0.5))
@@ -245,9 +245,9 @@ def test_slack_is_what_is_left_of_the_objective_of_whoever_is_worst_off() -> Non
     assert report(world).slack_s == 0.5
 
 
-def test_who_has_a_token_waits_no_more() -> None:
+def test_a_request_with_a_token_waits_no_more() -> None:
     world = World()
-    promise(world, 2.0)
+    set_ttft_objective(world, 2.0)
     world.join("d0", Role.DECODE)
     world.arrive(request("r", max_tokens=50))
     assert report(world).slack_s == 2.0
@@ -256,9 +256,9 @@ def test_who_has_a_token_waits_no_more() -> None:
     assert report(world).slack_s is None
 
 
-def test_what_a_placement_has_predicted_is_not_slack_any_more() -> None:
+def test_predicted_time_of_a_placement_is_no_slack() -> None:
     world = World(policy=PredictedPlacer(PredictedOptions()))
-    promise(world, 2.0)
+    set_ttft_objective(world, 2.0)
     world.join("d0", Role.DECODE)
     world.arrive(request("r"))
     view = world.coordinator.fleet(0.0).replicas["d0"]
@@ -281,7 +281,7 @@ def test_queued_requests_are_admitted_one_after_the_other() -> None:
     assert least_slack_s(waiting, 1.0, queued_ids=ids[:1], drain_s=0.5) == pytest.approx(0.5)
 
 
-def test_what_waits_is_told_in_device_seconds_of_whoever_prefills() -> None:
+def test_queued_work_is_reported_in_device_seconds_of_prefill() -> None:
     world = World()
     slos = SloClasses(classes={"default": Slo()})
     world.coordinator.reconfigure(rules=ServiceRules(slos=slos))
@@ -365,7 +365,7 @@ def test_a_request_is_counted_with_its_class_tenant_model_and_pool() -> None:
     )
 
 
-def test_misses_are_judged_and_not_good() -> None:
+def test_misses_are_evaluated_and_not_good() -> None:
     board = SloTotals()
     for record in (
         evolve(RECORD, slo_result=LATE),
@@ -379,14 +379,14 @@ def test_misses_are_judged_and_not_good() -> None:
     assert (row.shed, row.evicted, row.failed, row.ttft_met) == (1, 1, 1, 3)
 
 
-def test_who_was_refused_for_its_own_doing_is_neither_good_nor_a_miss() -> None:
+def test_a_client_error_is_neither_good_nor_a_miss() -> None:
     board = SloTotals()
     board.record_request(refused(Phase.SHED), "", "", is_client_error=True)
     (row,) = board.tallies()
     assert (row.client_errors, row.evaluated, row.shed, row.excluded) == (1, 0, 0, 0)
 
 
-def test_who_left_with_nothing_and_was_owed_nothing_is_excused() -> None:
+def test_a_disconnect_before_output_was_due_is_excluded() -> None:
     board = SloTotals()
     left = evolve(refused(Phase.CANCELLED), slo_result=ALL_MET)
     board.record_request(left, "", "")

@@ -54,7 +54,7 @@ def test_a_replica_with_a_new_role_gets_the_work_of_that_role() -> None:
     assert submitted(said) == [("b", LegKind.PREFILL)]
 
 
-def test_what_runs_on_a_replica_goes_on_when_its_role_changes() -> None:
+def test_running_work_continues_when_a_replicas_role_changes() -> None:
     made = coordinator()
     with_replicas(made, a=Role.MIXED)
     (leg,) = [
@@ -89,7 +89,7 @@ def test_a_draining_replica_is_not_probed_nor_used_for_its_new_role() -> None:
     assert not [channel for channel in said if isinstance(channel, CheckSideChannel)]
 
 
-def test_a_role_of_a_stranger_changes_nothing() -> None:
+def test_a_role_of_an_unknown_replica_changes_nothing() -> None:
     made = coordinator()
     assert made.handle(RoleChanged(replica_id="nobody", role=Role.DECODE), 0.0) == []
     assert not made.fleet(0.0).replicas

@@ -85,7 +85,7 @@ def test_a_roll_forward_out_of_trouble_is_not_reverted() -> None:
     )
 
 
-def test_a_verdict_on_few_legs_says_so() -> None:
+def test_a_rollout_decision_on_few_legs_says_so() -> None:
     verdict = evaluate_stage(StageObservation(new=RolloutCounts(3, 0), baked_s=10), RULES)
     assert (verdict.action, "too few" in verdict.why) == (RolloutAction.PROCEED, True)
 
@@ -135,7 +135,7 @@ def test_nothing_seen_says_nothing() -> None:
 POOLS = {"a": Role.PREFILL, "b": Role.DECODE, "c": Role.MIXED}
 
 
-def test_who_decodes_is_replaced_first_one_pool_at_a_time() -> None:
+def test_decode_replicas_are_replaced_first_one_pool_at_a_time() -> None:
     assert replacement_stages(POOLS, together=False) == (("b",), ("c",), ("a",))
     assert replacement_stages({}, together=False) == ()
 

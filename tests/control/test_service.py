@@ -89,7 +89,7 @@ def test_to_load_an_adapter_on_an_idle_replica_is_no_reason_to_hold() -> None:
     assert runs(at) == ["r0"]
 
 
-def test_an_adapter_that_cannot_be_loaded_holds_nobody_up_afterwards() -> None:
+def test_an_adapter_that_cannot_be_loaded_delays_no_later_request() -> None:
     at = world()
     ask_adapted(at, "r0", "ada")
     ask(at, "r1", tokens=100)
@@ -142,7 +142,7 @@ def test_a_gate_is_told_of_which_tenants_and_classes_one_more_would_be_refused()
     assert 0.0 < found.retry_after_s < 1.0
 
 
-def test_what_a_gate_is_told_of_one_class_says_nothing_of_one_that_comes_before_it() -> None:
+def test_shedding_of_one_class_says_nothing_about_a_higher_one() -> None:
     at = world()
     ask(at, "rush", tenant="gold", slo="rush")
     for number in range(4):
@@ -151,7 +151,7 @@ def test_what_a_gate_is_told_of_one_class_says_nothing_of_one_that_comes_before_
     assert shed(at) == [("free", "default", True)]
 
 
-def test_a_gate_that_let_nobody_in_for_a_second_lets_some_in_to_see() -> None:
+def test_a_gate_that_rejected_all_for_a_second_admits_some_to_try() -> None:
     at = world()
     for number in range(4):
         ask(at, f"r{number}")
@@ -160,7 +160,7 @@ def test_a_gate_that_let_nobody_in_for_a_second_lets_some_in_to_see() -> None:
     assert shed(at) == []
 
 
-def test_to_be_asked_of_whom_one_more_would_be_refused_changes_nothing() -> None:
+def test_evaluating_a_request_that_would_be_rejected_changes_nothing() -> None:
     at, other = world(), world()
     for number in range(3):
         ask(at, f"r{number}")
@@ -213,7 +213,7 @@ def test_one_whose_turn_does_not_come_in_time_is_evicted_at_that_moment() -> Non
     assert at.records["second"].routes == ()
 
 
-def test_when_the_last_one_who_waits_goes_nothing_is_due_at_once_for_ever() -> None:
+def test_an_emptied_queue_sets_no_timer() -> None:
     at = world()
     for number in range(2):
         ask(at, f"r{number}")
@@ -290,7 +290,7 @@ def test_streams_of_lower_priority_may_be_broken_and_others_may_not() -> None:
     )
 
 
-def test_higher_priority_comes_first_whoever_came_before() -> None:
+def test_a_higher_priority_comes_first_also_when_it_arrives_later() -> None:
     at = world()
     ask(at, "first")
     ask(at, "second", tokens=100)
@@ -300,9 +300,7 @@ def test_higher_priority_comes_first_whoever_came_before() -> None:
     assert runs(at)[0] == "gold"
 
 
-def test_a_full_queue_takes_in_who_is_of_a_higher_band_and_lets_the_newest_of_the_lowest_go() -> (
-    None
-):
+def test_a_full_queue_admits_a_higher_band_and_evicts_the_newest_of_the_lowest() -> None:
     at = world(limits=CoordinatorLimits(max_requests=64, max_queued_requests=2))
     for name in ("runs", "old", "new"):
         ask(at, name, tokens=150)
@@ -314,7 +312,7 @@ def test_a_full_queue_takes_in_who_is_of_a_higher_band_and_lets_the_newest_of_th
     assert isinstance(at.errors["more"], QueueFull)
 
 
-def test_a_stream_that_is_resumed_goes_before_all_who_wait_and_is_never_refused() -> None:
+def test_a_resumed_stream_goes_before_all_queued_requests_and_is_not_rejected() -> None:
     at = world()
     at.join("m1", Role.MIXED)
     ask(at, "a", tokens=700)
@@ -373,7 +371,7 @@ def test_without_objectives_every_request_goes_straight_to_the_engines() -> None
     assert len(runs(at)) == 8
 
 
-def test_without_promises_nobody_is_sent_where_it_would_be_given_up_in_the_queue() -> None:
+def test_without_objectives_a_request_that_would_time_out_in_the_queue_is_rejected() -> None:
     """Given up after two seconds, each would go to the end of the same queue again."""
     at = world(ServiceRules(), replace(LIMITS, first_token_timeout_s=2.0))
     for number in range(8):
@@ -389,7 +387,7 @@ def test_without_promises_nobody_is_sent_where_it_would_be_given_up_in_the_queue
     assert runs(at) == ["later"]
 
 
-def test_without_promises_a_gate_is_told_of_a_queue_that_is_too_long() -> None:
+def test_without_objectives_a_gate_is_told_of_a_queue_that_is_too_long() -> None:
     at = world(ServiceRules(), replace(LIMITS, first_token_timeout_s=2.0))
     ask(at, "long", tokens=4000)
     assert shed(at) == []
@@ -405,7 +403,7 @@ def test_without_objectives_a_prompt_that_takes_longer_than_that_alone_is_admitt
     assert runs(at) == ["long"]
 
 
-def test_with_the_bounded_rule_nobody_is_kept_from_a_long_queue() -> None:
+def test_with_the_bounded_rule_a_long_queue_rejects_no_request() -> None:
     rules = ServiceRules(admission=AdmissionOptions(policy=AdmissionPolicy.BOUNDED))
     at = world(rules, replace(LIMITS, first_token_timeout_s=2.0))
     for number in range(8):
@@ -421,7 +419,7 @@ def test_with_the_bounded_rule_nothing_is_predicted() -> None:
     assert len(runs(at)) == 8
 
 
-def test_a_placer_that_predicts_nothing_keeps_nobody_out() -> None:
+def test_a_placer_that_predicts_nothing_rejects_no_request() -> None:
     at = World(LIMITS, policy=placer(Disaggregate.NEVER), rules=RULES)
     at.join("m0", Role.MIXED)
     for number in range(8):
@@ -468,7 +466,7 @@ def test_a_share_that_was_dealt_out_counts_at_once() -> None:
     assert "c" in runs(at)
 
 
-def test_names_that_nobody_knows_share_the_limits_of_default() -> None:
+def test_unknown_names_share_the_limits_of_default() -> None:
     default = Tenant(rate=RateLimit(requests_per_s=1.0, burst_s=3.0))
     at = world(ServiceRules(tenants={"default": default}))
     for number in range(5):

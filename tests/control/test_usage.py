@@ -46,7 +46,7 @@ def test_counts_that_go_back_alone_say_that_it_is_another_life() -> None:
     assert [row.evaluated for row in ledgers.tallies()] == [9]
 
 
-def test_coordinators_that_are_older_than_the_ledgers_count_from_their_first_report() -> None:
+def test_coordinators_older_than_the_totals_count_from_their_first_report() -> None:
     ledgers = ClusterTotals()
     old = report("a", 500.0, tally(evaluated=100), spent=(GpuUsage("acme", "d", 50.0),))
     ledgers.ingest(old, 0.0)
@@ -68,7 +68,7 @@ def test_many_coordinators_that_came_and_went_are_all_counted() -> None:
 # ------------------------------------------------------------------------------ classes
 
 
-def test_a_class_is_judged_over_the_window_of_its_own_target() -> None:
+def test_a_class_is_evaluated_over_the_window_of_its_own_target() -> None:
     ledgers = begun()
     ledgers.set_max_window(10 * 3600.0)
     judged = good = 0
@@ -117,7 +117,7 @@ POOLS = {
 PRICES = {"prefill": 3.6, "decode": 7.2}
 
 
-def test_usage_rows_add_up_to_what_replicas_cost() -> None:
+def test_usage_rows_add_up_to_the_cost_of_replicas() -> None:
     spent = (
         GpuUsage("acme", "prefill", 20.0),
         GpuUsage("acme", "decode", 40.0),
@@ -133,7 +133,7 @@ def test_usage_rows_add_up_to_what_replicas_cost() -> None:
     assert sum(costs) == pytest.approx(100 * 0.001 + 300 * 0.002)
 
 
-def test_nobody_is_charged_for_more_than_replicas_have_computed() -> None:
+def test_no_tenant_is_charged_for_more_than_replicas_have_computed() -> None:
     spent = (GpuUsage("acme", "decode", 300.0), GpuUsage("zeta", "decode", 100.0))
     rows = {row.tenant: row.device_s for row in usage_rows((), spent, POOLS, {})}
     assert [rows["acme"], rows["zeta"]] == pytest.approx([150.0, 50.0])
@@ -164,7 +164,7 @@ HELD = st.floats(0.0, 1e4).flatmap(
 
 
 @given(st.lists(SPENT, max_size=8, unique_by=lambda s: s[:2]), HELD, HELD)
-def test_whatever_was_predicted_rows_add_up_and_nothing_is_negative(
+def test_rows_of_use_add_up_and_are_not_negative(
     spent: list[GpuUsage], prefill: PoolCapacity, decode: PoolCapacity
 ) -> None:
     pools = {"prefill": prefill, "decode": decode}

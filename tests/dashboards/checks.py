@@ -13,7 +13,7 @@ from typing import Final
 
 from baton.telemetry.catalogue import Kind
 from tests.dashboards.pages import REPOSITORY, RUNBOOKS, Page, panels_of
-from tests.dashboards.queries import Asked, BadQuery, Selector, asked
+from tests.dashboards.queries import BadQuery, Query, Selector, asked
 
 _COLUMNS: Final = 24
 _BUILT_IN: Final = frozenset({"__rate_interval", "__interval", "__range"})
@@ -122,7 +122,7 @@ def _deployment_problems(selector: Selector) -> Iterator[str]:
         yield f'{selector.name}: is not narrowed by job=~"$job"'
 
 
-def _label_problems(panel: Page, target: Page, found: Asked) -> Iterator[str]:
+def _label_problems(panel: Page, target: Page, found: Query) -> Iterator[str]:
     """Labels that a legend or a matrix uses must be labels of the result."""
     named = set(_LEGEND_LABEL.findall(target.get("legendFormat", "")))
     if missing := named - found.labels:

@@ -80,14 +80,14 @@ class Selector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Query:
     """The selectors of an expression, and the labels of its result."""
 
     selectors: tuple[Selector, ...]
     labels: Labels
 
 
-def asked(text: str) -> Asked:
+def asked(text: str) -> Query:
     """The selectors of an expression, and the labels of its result.
 
     Raises:
@@ -97,7 +97,7 @@ def asked(text: str) -> Asked:
     labels = reader.expression()
     if reader.left:
         raise BadQuery(f"{reader.left!r} is not expected there")
-    return Asked(selectors=tuple(reader.selectors), labels=labels or frozenset())
+    return Query(selectors=tuple(reader.selectors), labels=labels or frozenset())
 
 
 def _all_series() -> Mapping[str, tuple[Kind, Labels]]:

@@ -40,14 +40,14 @@ def test_an_expression_without_a_number_is_named() -> None:
         ]
 
 
-def test_what_is_expected_to_be_empty_may_be_so() -> None:
+def test_an_expression_expected_to_be_empty_may_be_so() -> None:
     nothing = Result(expression=QUESTION, series=(), steps=3)
 
     assert find_problems([nothing], {"here": "because"}, everything) == []
     assert find_problems([answer(1.0)], {"here": "because"}, everything) == []
 
 
-def test_what_is_never_empty_is_not_to_be_listed_as_empty() -> None:
+def test_an_expression_that_is_never_empty_is_not_listed_as_empty() -> None:
     (wrong,) = find_problems([answer(1.0, 2.0, 3.0)], {"here": "because"}, everything)
 
     assert wrong == "here: is listed as empty and never was: take it off"
@@ -59,7 +59,7 @@ def test_a_reason_needs_an_expression() -> None:
     ]
 
 
-def test_an_alert_may_be_empty_when_somebody_has_what_it_names() -> None:
+def test_an_alert_may_be_empty_where_its_metric_exists() -> None:
     quiet = Result(expression=ALERT, series=(), steps=3)
 
     assert find_problems([quiet], {}, everything) == []

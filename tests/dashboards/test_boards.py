@@ -27,7 +27,7 @@ def is_matrix(panel: Page) -> bool:
     return "groupingToMatrix" in [change["id"] for change in panel.get("transformations", ())]
 
 
-def test_pools_and_classes_of_two_deployments_are_told_apart() -> None:
+def test_pools_and_classes_of_two_deployments_are_distinguished() -> None:
     mixed = [
         panel["title"]
         for panel in panels()
@@ -51,7 +51,7 @@ def test_pools_and_classes_of_two_deployments_are_told_apart() -> None:
         "Configuration in force",
     ],
 )
-def test_what_one_deployment_lacks_is_not_made_up_for_by_another(title: str) -> None:
+def test_missing_series_of_a_deployment_are_not_filled_from_another(title: str) -> None:
     panel = next(panel for panel in panels() if panel["title"] == title)
     for target in panel["targets"]:
         assert "job" in asked(target["expr"]).labels

@@ -33,7 +33,7 @@ def test_a_file_is_called_as_its_dashboard_and_has_nothing_of_one_grafana(path: 
     assert not {"id", "version", "iteration", "__inputs"} & dashboard.keys()
 
 
-def test_dashboards_and_what_provisions_them_are_handed_out() -> None:
+def test_dashboards_and_their_provisioning_are_written() -> None:
     found = dashboards.files()
 
     assert found["goodput.json"] == (FOLDER / "goodput.json").read_bytes()
@@ -54,7 +54,7 @@ def test_every_metric_is_on_a_dashboard() -> None:
     assert {metric.name for metric in CATALOGUE} - asked_for - chosen_by == set()
 
 
-def test_one_scrape_job_asks_the_controller_who_there_is() -> None:
+def test_one_scrape_job_asks_the_controller_for_its_targets() -> None:
     (job,) = YAML(typ="safe").load(FOLDER / "prometheus.yml")["scrape_configs"]
 
     assert job["http_sd_configs"][0]["url"].endswith("/sd")

@@ -106,7 +106,7 @@ def test_every_percentile_of_a_histogram_whose_edges_change_is_taken_by_set_of_e
     assert taken >= 20
 
 
-def test_latencies_of_two_models_are_told_apart_and_can_be_narrowed_to_a_pool() -> None:
+def test_latencies_of_two_models_are_distinguished_and_can_be_narrowed_to_a_pool() -> None:
     for title in ("Time to first token", "Time per output token", "From arrival to the end"):
         for target in find_panel(page("goodput"), title)["targets"]:
             if not target["legendFormat"].endswith("promised"):

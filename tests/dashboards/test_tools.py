@@ -22,7 +22,7 @@ def test_prometheus_parses_every_expression() -> None:
 
 
 @needs_promtool
-def test_what_prometheus_does_not_parse_is_named_with_its_panel() -> None:
+def test_an_unparsable_expression_is_named_with_its_panel() -> None:
     (found,) = find_unparsable([with_query("Attainment", "sum by (rate(x[5m]))")])
 
     assert found.startswith("baton / Goodput & SLO: panel 'Attainment': query A: ")
@@ -30,7 +30,7 @@ def test_what_prometheus_does_not_parse_is_named_with_its_panel() -> None:
 
 @needs_schema
 @pytest.mark.slow
-def test_what_does_not_fit_grafanas_schema_is_named_with_its_panel() -> None:
+def test_a_violation_of_grafanas_schema_is_named_with_its_panel() -> None:
     broken = page("goodput")
     broken["refreshes"] = "10s"
     attainment = find_panel(broken, "Attainment")

@@ -84,7 +84,7 @@ def _sorted(objects: list[Object]) -> list[str]:
     ],
     ids=str,
 )
-def test_the_chart_refuses_what_an_export_refuses_or_what_it_was_made_from(
+def test_the_chart_refuses_configurations_that_an_export_refuses(
     example: Path, config: Object, why: str
 ) -> None:
     found, _ = tool_checks.helm(example / "helm", {"config": config})

@@ -182,7 +182,7 @@ def test_a_change_of_the_models_options_reaches_pools_of_an_exported_file(tmp_pa
     assert (pool.dtype, pool.extra, pool.max_num_seqs) == ("float16", {"seed": 2}, 8)
 
 
-def test_what_a_pool_says_itself_is_kept_even_where_its_model_says_the_same(
+def test_a_key_of_a_pool_is_kept_even_where_its_model_has_the_same(
     tmp_path: Path,
 ) -> None:
     given = loaded(tmp_path, "engine: {dtype: bfloat16, extra: {swap_space: 2}}")
@@ -226,7 +226,7 @@ def test_a_port_on_which_another_listens_in_the_pod_is_refused(
         export_of(config(tmp_path, more), target)
 
 
-def test_the_port_of_metrics_that_nobody_serves_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_disabled_metrics_port_conflicts_with_nothing(tmp_path: Path) -> None:
     seen = "metrics: {enabled: false, port: 8265}, console: {enabled: false}"
     assert export_of(config(tmp_path, f"observability: {{{seen}}}"))
 

@@ -36,9 +36,7 @@ def replicas(least: int, most: int) -> str:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 8, 16])
-def test_a_node_declares_what_its_machine_has_whatever_a_replica_takes(
-    tmp_path: Path, gpus: int
-) -> None:
+def test_a_node_declares_the_resources_of_its_machine(tmp_path: Path, gpus: int) -> None:
     resources = node(tmp_path, gpus=gpus)["resources"]
     assert (resources["GPU"], resources["CPU"]) == (8, INSTANCE_TYPES["H100"].cpus)
 

@@ -84,7 +84,7 @@ def test_the_chart_knows_every_unit_of_a_size() -> None:
         assert parse_quantity(f"1{unit}", Unit.BYTES) == float(size)
 
 
-def test_what_is_kept_is_what_is_rendered() -> None:
+def test_committed_files_equal_the_rendered_ones() -> None:
     wanted = render_committed()
     differ = [
         name
@@ -157,7 +157,7 @@ def test_keys_are_mounted_where_the_application_looks_for_them(tmp_path: Path) -
         ("tenants: {a: {keys_file: a/k}, b: {keys_file: b/k}}", "would be one file"),
     ],
 )
-def test_what_a_cluster_cannot_do_is_refused(tmp_path: Path, more: str, why: str) -> None:
+def test_an_impossible_cluster_setting_is_refused(tmp_path: Path, more: str, why: str) -> None:
     with pytest.raises(CannotExport, match=why):
         export_of(config(tmp_path, more))
 
@@ -242,7 +242,7 @@ def test_where_ingresses_are_the_front_serve_keeps_to_the_head_and_to_itself(
     ("host", "told", "metrics"),
     [("::1", "::0", "::"), ("::", "::0", "::"), ("fd00::2", "fd00::2", "::")],
 )
-def test_who_serves_at_ipv6_serves_at_both_versions_in_a_cluster(
+def test_a_deployment_at_ipv6_serves_both_versions_in_a_cluster(
     tmp_path: Path, host: str, told: str, metrics: str
 ) -> None:
     seen = f'observability: {{metrics: {{host: "{host}"}}, token_file: /t}}'
@@ -335,5 +335,5 @@ def test_a_long_text_that_survives_it_is_a_block(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0xff", "0XFF", "0xffff"])
-def test_what_reads_as_a_number_elsewhere_is_quoted(text: str) -> None:
+def test_strings_that_read_as_numbers_are_quoted(text: str) -> None:
     assert yaml_text({"key": text}) == f'key: "{text}"\n'

@@ -35,7 +35,7 @@ TYPOS = [
 
 
 @pytest.mark.parametrize("target", CHECKS)
-def test_what_is_rendered_fits(example: Path, target: str) -> None:
+def test_rendered_manifests_fit_the_schemas(example: Path, target: str) -> None:
     assert CHECKS[target](example / target) == []
 
 
@@ -92,7 +92,7 @@ def found(folder: Path, **spec: object) -> list[str]:
         {"free": {"any": "thing"}},
     ],
 )
-def test_what_fits_is_no_finding(tmp_path: Path, spec: dict[str, object]) -> None:
+def test_a_valid_manifest_is_no_finding(tmp_path: Path, spec: dict[str, object]) -> None:
     assert found(tmp_path, **spec) == []
 
 

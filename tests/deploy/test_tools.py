@@ -119,7 +119,7 @@ def test_every_tool_is_there() -> None:
 
 
 @pytest.mark.parametrize("tool", CHECKS)
-def test_what_is_rendered_passes(example: Path, tool: str) -> None:
+def test_rendered_manifests_pass(example: Path, tool: str) -> None:
     target, check = CHECKS[tool]
     assert check(example / target) == []
 

@@ -57,7 +57,7 @@ def test_the_number_is_whole_and_within_bounds(wait_s: float) -> None:
 
 
 @given(st.floats(min_value=-10, max_value=MAX_RETRY_AFTER_S))
-def test_nobody_is_asked_to_come_back_too_early_nor_a_second_late(wait_s: float) -> None:
+def test_a_retry_time_is_neither_early_nor_a_second_late(wait_s: float) -> None:
     assert max(wait_s, 1) <= retry_after_seconds(wait_s) < max(wait_s, 1) + 1
 
 
@@ -140,7 +140,7 @@ def test_a_later_version_may_say_more() -> None:
         "x" * 10_000,
     ],
 )
-def test_what_cannot_be_trusted_was_not_said(parent: str) -> None:
+def test_an_untrusted_trace_parent_is_ignored(parent: str) -> None:
     assert parse_traceparent(parent) is None
 
 
@@ -156,7 +156,7 @@ def test_headers_may_say_anything(parent: str, state: str) -> None:
 
 
 @given(st.booleans(), st.sampled_from(["", "a=1"]))
-def test_what_is_passed_on_is_read_back_as_it_was(sampled: bool, state: str) -> None:  # noqa: FBT001
+def test_a_forwarded_trace_context_is_read_back_unchanged(sampled: bool, state: str) -> None:  # noqa: FBT001
     context = TraceContext(TRACE_ID, "", sampled, state)
     own = span_id(TRACE_ID, "r")
     headers = trace_headers(context, own)
@@ -191,7 +191,7 @@ PORTS = st.integers(0, 65_535)
 
 
 @given(host=HOSTS, port=PORTS)
-def test_what_is_made_of_a_host_and_a_port_is_taken_apart_into_both(host: str, port: int) -> None:
+def test_a_joined_host_and_port_are_split_into_both(host: str, port: int) -> None:
     assert parse_address(format_address(host, port)) == Address(host, port)
     assert parse_address(format_endpoint("tcp", host, port)) == Address(host, port)
     assert parse_address(format_endpoint("http", host, port) + "/") == Address(host, port)
@@ -227,7 +227,7 @@ def test_only_addresses_of_ipv6_stand_in_brackets(host: str, text: str) -> None:
         "host:\N{ARABIC-INDIC DIGIT ONE}",
     ],
 )
-def test_what_is_no_address_is_refused_with_what_was_wanted(text: str) -> None:
+def test_an_invalid_address_is_refused_with_the_expected_form(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected HOST:PORT") as refused:
         parse_address(text)
     assert repr(text) in str(refused.value)

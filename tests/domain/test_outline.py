@@ -58,7 +58,7 @@ def test_a_beginning_has_the_beginning_of_the_hashes(
 
 
 @given(outlines(), st.integers(0, 40), sizes)
-def test_what_is_generated_goes_on_where_the_prompt_ended(
+def test_generated_tokens_continue_where_the_prompt_ended(
     outline: HashedPrompt, tokens: int, size: int
 ) -> None:
     longer = outline.extended(tokens)
@@ -78,7 +78,7 @@ def test_a_chain_can_be_gone_on_with(outline: HashedPrompt, size: int, first: in
 
 
 @given(outlines(), st.lists(st.tuples(st.integers(0, 2), sizes), max_size=4))
-def test_what_it_was_asked_before_changes_no_chain(
+def test_earlier_questions_change_no_chain(
     outline: HashedPrompt, asked: list[tuple[int, int]]
 ) -> None:
     fresh = [

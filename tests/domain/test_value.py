@@ -63,7 +63,7 @@ def test_a_value_cannot_be_changed() -> None:
         LEG.max_tokens = 4  # type: ignore[misc]  # what must not be
 
 
-def test_values_are_equal_and_hashed_by_what_is_in_them() -> None:
+def test_values_are_equal_and_hashed_by_their_contents() -> None:
     same, other = evolve(LEG), evolve(LEG, max_tokens=4)
     assert (same is LEG, same == LEG, hash(same) == hash(LEG)) == (False, True, True)
     assert other != LEG
@@ -74,7 +74,7 @@ def test_a_value_reads_as_it_is_made() -> None:
     assert repr(TICKET) == "KvHandle(tokens=32, blocks=2, params=b'ticket')"
 
 
-def test_what_is_evolved_is_checked_like_what_is_made() -> None:
+def test_an_evolved_value_is_checked_like_a_new_one() -> None:
     with pytest.raises(ValueError, match="carries a KV handle"):
         evolve(LEG, kv_handle=None)
 
@@ -146,7 +146,7 @@ def test_every_error_is_in_the_drawing(kind: type[BatonError]) -> None:
     assert f"─ {kind.__name__} " in (errors.__doc__ or "")
 
 
-def test_whoever_is_refused_is_told_when_to_come_back() -> None:
+def test_every_rejection_has_a_retry_time() -> None:
     for kind in tree(Rejected):
         error = an(kind)
         assert isinstance(error, Rejected)
@@ -154,7 +154,7 @@ def test_whoever_is_refused_is_told_when_to_come_back() -> None:
         assert error.http_status in {429, 503}
 
 
-def test_whoever_runs_baton_is_told_what_to_do() -> None:
+def test_every_error_has_a_remedy_for_the_operator() -> None:
     assert {kind.__name__ for kind in tree(OperatorError)} >= {"EngineStartFailed", "TimedOut"}
     for kind in tree(OperatorError):
         assert "mend it" in str(an(kind))

@@ -114,7 +114,7 @@ def until(holds: Callable[[], object], within_s: float, baton: Deployment) -> No
     baton.wait_for(holds_now, within_s)
 
 
-def test_only_a_key_that_may_administer_loads_and_what_is_wrong_is_said(world: World) -> None:
+def test_only_an_administrating_key_loads_and_errors_are_explained(world: World) -> None:
     path = str(world.folder / "sql")
     for who, status in ((None, 401), ("user", 403)):
         asked = world.post("/v1/load_lora_adapter", who=who, lora_name="sql", lora_path=path)

@@ -113,7 +113,7 @@ def _ready(operator: Operator, pool: str) -> int:
     return next(int(row["ready"]) for row in rows if row["pool"] == pool)
 
 
-def test_what_would_need_a_start_from_nothing_is_refused_and_nothing_is_lost(
+def test_a_change_that_needs_a_new_start_is_refused_and_nothing_is_lost(
     operator: Operator,
 ) -> None:
     said = operator.run_failing(
@@ -123,12 +123,12 @@ def test_what_would_need_a_start_from_nothing_is_refused_and_nothing_is_lost(
     assert operator.stream() == 8
 
 
-def test_a_second_deployment_is_told_who_runs_there(operator: Operator) -> None:
+def test_a_second_deployment_gets_the_name_of_the_first(operator: Operator) -> None:
     said = operator.run_failing("up", *operator.options)
     assert f"already: http://127.0.0.1:{operator.port}" in said
 
 
-def test_nodes_join_a_cluster_of_somebody_elses_as_they_always_did(operator: Operator) -> None:
+def test_nodes_join_an_existing_cluster_of_another_owner(operator: Operator) -> None:
     assert f"ray start --address {operator.nodes.address}" in operator.run_failing("join")
 
 

@@ -35,7 +35,7 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[RayCluster]:
         yield found
 
 
-def test_nodes_come_for_replicas_and_what_no_node_can_run_is_refused_at_once(
+def test_nodes_come_for_replicas_and_an_impossible_replica_is_refused_at_once(
     nodes: RayCluster,
 ) -> None:
     operator = Operator(nodes)

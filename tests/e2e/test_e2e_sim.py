@@ -111,7 +111,7 @@ def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment)
     baton.assert_healthy(pairs=4)
 
 
-def test_prometheus_finds_every_process_at_one_address_and_nobody_else_reads_there(
+def test_prometheus_finds_every_process_at_one_address_that_needs_a_token(
     baton: Deployment, token_file: Path
 ) -> None:
     baton.stream(prompt(2))
@@ -266,7 +266,7 @@ def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
         grown = baton.wait_for(lambda status: decoding(status) == 3, 30)
         assert (told["had"], told["target"], told["override"]["replicas"]) == (2, 3, 3)
         os.kill(pid_of_controller(baton), signal.SIGKILL)
-        again = baton.wait_for(lambda status: is_told_anew(status, grown), 40)
+        again = baton.wait_for(lambda status: is_known_after_restart(status, grown), 40)
         assert again["autoscaler"]["overrides"][0]["remaining_s"] < 300
         baton.run_json("scale", "decode", "3", "--for", "2s")
         baton.wait_for(lambda status: decoding(status) == 2, 40)
@@ -321,7 +321,7 @@ def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: P
     assert usage["(idle)"]["device_s"] > 0
 
 
-def is_told_anew(status: dict[str, Any], before: dict[str, Any]) -> bool:
+def is_known_after_restart(status: dict[str, Any], before: dict[str, Any]) -> bool:
     """Whether another controller answers, and knows of an override."""
     return status["up_s"] < before["up_s"] and bool(status["autoscaler"]["overrides"])
 

@@ -45,7 +45,7 @@ def test_an_adapter_that_fits_is_taken(tmp_path: Path, weights: str) -> None:
         ([], "no JSON object"),
     ],
 )
-def test_what_an_engine_could_not_load_is_refused(tmp_path: Path, config: object, why: str) -> None:
+def test_an_unloadable_adapter_is_refused(tmp_path: Path, config: object, why: str) -> None:
     refused = adapter_refusal(str(write(tmp_path / "a", config)), max_rank=16)
     assert refused is not None
     assert (refused.status, why in refused.reason) == (400, True), refused.reason
@@ -138,7 +138,7 @@ def test_a_gated_model_wants_its_licence_accepted_and_a_token() -> None:
     assert "with the account of HF_TOKEN" in with_token.remedy
 
 
-def test_what_it_was_at_first_is_said_of_a_hub_that_cannot_be_reached() -> None:
+def test_the_first_error_of_an_unreachable_hub_is_reported() -> None:
     error = FileNotFoundError("cannot find the snapshot\nGot: ...")
     error.__cause__ = TransportError("no route to host")
     found = explain_failure(error, ASKED)
@@ -161,6 +161,6 @@ def test_a_folder_that_cannot_be_written_is_said() -> None:
     assert found.why == "models cannot be kept in /models/hub: Permission denied"
 
 
-def test_whatever_else_there_is_has_one_line() -> None:
+def test_every_other_file_has_a_one_line_error() -> None:
     found = explain_failure(ValueError("first\nsecond"), ASKED)
     assert found.why == "model org/m does not come from https://hub.example: ValueError: first"

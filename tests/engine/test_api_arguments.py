@@ -48,7 +48,7 @@ def test_every_argument_of_vllms_api_server_is_passed_on_has_a_key_or_is_refused
     assert sorted((FRONTENDS | OF_THE_COMMAND) - set(listed)) == []
 
 
-def test_what_is_listed_is_an_argument_of_vllms_or_of_a_later_one() -> None:
+def test_a_listed_argument_is_one_of_vllm_or_of_a_later_version() -> None:
     assert sorted(
         {*ALLOWED_ARGUMENTS, *CONFIG_KEYS, *REJECTED_ARGUMENTS} - set(actions())
     ) == sorted(LATER)
@@ -142,7 +142,7 @@ def test_the_choices_are_vllms() -> None:
         ({"chat_template": "/no/such/template.jinja"}, "template"),
     ],
 )
-def test_what_contradicts_itself_ends_the_start_with_a_reason(
+def test_contradicting_arguments_end_the_start_with_a_reason(
     extra: dict[str, object], said: str
 ) -> None:
     argv = FrontendSettings(model="m", served_model_name="m", extra=extra).argv(max_len_tokens=9)
@@ -171,7 +171,7 @@ def test_a_parser_of_ones_own_is_loaded_from_its_plugin(tmp_path: Path) -> None:
     assert parse_server_args(argv).tool_call_parser == "own_tools"
 
 
-def test_what_browsers_may_do_is_no_argument_of_the_app_behind() -> None:
+def test_browser_permissions_are_no_argument_of_the_app_behind() -> None:
     extra = {"allowed_origins": ["https://a.example"], "allow_credentials": True}
     settings = FrontendSettings(model="m", served_model_name="m", extra=extra)
     assert not [

@@ -116,7 +116,7 @@ async def test_an_engine_that_says_that_it_is_dead_is_after_its_last_step(ends: 
     assert ends.outputs.done()
 
 
-async def test_what_cannot_be_read_ends_it(ends: Ends) -> None:
+async def test_an_unreadable_message_ends_it(ends: Ends) -> None:
     ends.engine.send(b"\xc1 nonsense")
     with pytest.raises(Exception, match=r"(?i)msgpack|decode|malformed|invalid"):
         await ends.take()

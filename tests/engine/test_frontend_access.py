@@ -77,7 +77,7 @@ def test_a_good_key_says_whose_it_is_in_either_header(shown: Callable[[str], Hea
         ([*bearer(ACME_KEY), *api_key("wrong")], "several different"),
     ],
 )
-def test_where_keys_are_needed_nothing_else_lets_anybody_in(headers: Headers, why: str) -> None:
+def test_where_keys_are_needed_no_other_header_is_accepted(headers: Headers, why: str) -> None:
     refused = STRICT.identify_caller(headers)
     assert isinstance(refused, Problem)
     assert refused.status == 401
@@ -107,7 +107,7 @@ def test_where_there_are_no_keys_any_word_that_a_client_sends_is_ignored() -> No
         assert Access().identify_caller(headers) == Caller()
 
 
-def test_where_nobody_has_a_key_and_nobody_is_let_in_without_one_nobody_is() -> None:
+def test_without_keys_and_without_anonymous_access_all_are_rejected() -> None:
     refused = Access(anonymous=False).identify_caller(bearer("x"))
     assert isinstance(refused, Problem)
     assert refused.status == 401
@@ -129,7 +129,7 @@ def test_a_class_is_asked_for_by_its_name(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"x" * 65, b"a b", b"-a", b"a\x00", b"\xff", b"a,b"])
-def test_what_is_no_name_of_a_class_is_a_bad_request(value: bytes) -> None:
+def test_an_invalid_name_of_a_class_is_a_bad_request(value: bytes) -> None:
     refused = Access().identify_caller([(b"x-slo-class", value)])
     assert isinstance(refused, Problem)
     assert refused.status == 400
@@ -177,7 +177,7 @@ def test_a_client_may_name_its_request(value: bytes) -> None:
     "values",
     [[b""], [b"x" * 129], [b"a b"], [b"a\tb"], [b"\xff"], [b"a", b"a"], [b'a"b'], [b"%0a"]],
 )
-def test_what_is_not_one_short_word_is_no_name_of_a_request(values: list[bytes]) -> None:
+def test_a_request_id_is_one_short_word(values: list[bytes]) -> None:
     assert forwarded_headers([(b"x-request-id", value) for value in values]) == []
 
 
@@ -235,7 +235,7 @@ def test_without_tenants_of_their_own_salts_are_as_clients_sent_them() -> None:
     forged=st.none() | st.lists(st.none() | st.text(max_size=5) | st.integers(), max_size=4),
 )
 @settings(max_examples=60)
-def test_who_asks_is_what_the_gate_says_whatever_a_client_wrote_there(
+def test_the_caller_is_the_gates_and_never_the_clients_own_words(
     caller: Caller, forged: object
 ) -> None:
     sent = {"own": 1, CALLER_ARG: forged}
@@ -253,12 +253,12 @@ def test_who_asks_is_what_the_gate_says_whatever_a_client_wrote_there(
     )
 
 
-def test_nothing_rides_along_for_nobody_in_particular() -> None:
+def test_the_default_caller_adds_no_arguments() -> None:
     assert with_caller(None, Caller()) is None
     assert with_caller({CALLER_ARG: ["acme", None, None]}, Caller()) is None
 
 
-def test_who_may_administer_is_said_by_the_key_alone() -> None:
+def test_only_the_key_decides_about_administration() -> None:
     ops = ValidKey(key_id="k1", tenant="ops", is_admin=True)
     known = {"bt_ops": ops, "bt_user": ValidKey(key_id="k2", tenant="acme")}
     access = Access(look_up=lambda token: known.get(token, InvalidKey()), anonymous=True)

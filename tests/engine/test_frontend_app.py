@@ -55,7 +55,7 @@ def frontend(fleet: EchoFleet, settings: FrontendSettings) -> VllmFrontend:
     return VllmFrontend(settings, FACTS, hooks=fleet.hooks(), clock=MonotonicClock())
 
 
-async def test_whoever_else_logs_in_the_process_goes_on(
+async def test_the_logs_of_ray_serve_outlive_vllms_configuration(
     model_dir: Path, fleet: EchoFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM configures logging once a process; Ray Serve's own handlers must outlive that."""
@@ -71,7 +71,7 @@ async def test_whoever_else_logs_in_the_process_goes_on(
     assert kept is target
 
 
-def test_what_was_said_before_is_not_tokenized_again(
+def test_messages_of_earlier_turns_are_not_tokenized_again(
     model_dir: Path, fleet: EchoFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is anything remembered of who names a salt; in any way the prompt is the same."""

@@ -144,7 +144,7 @@ async def test_a_server_that_gives_no_raw_path_is_served() -> None:
     assert CURRENT_EXCHANGE.get() is None
 
 
-async def test_the_app_listens_for_disconnects_whatever_the_server_speaks() -> None:
+async def test_the_app_listens_for_disconnects_on_every_http_version() -> None:
     """From ASGI 2.4 on, Starlette would notice that a client has left only when it next sends."""
     seen: list[str] = []
 
@@ -211,7 +211,7 @@ async def test_a_word_that_keeps_a_connection_goes_out_at_once_with_the_status()
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == 504
 
 
-async def test_what_is_no_stream_is_not_kept_waiting_by_a_colon() -> None:
+async def test_an_answer_without_a_stream_is_not_delayed_by_keep_alives() -> None:
     async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send(chunk(b":"))
@@ -362,7 +362,7 @@ def test_no_error_of_a_client_is_called_a_servers(status: int) -> None:
     assert error_type(status, Dialect.ANTHROPIC) != "api_error"
 
 
-async def test_a_problem_replaces_whatever_the_app_says_before_tokens_flow() -> None:
+async def test_a_problem_replaces_the_apps_answer_before_tokens_flow() -> None:
     async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
         await send(START)
         await send(chunk(b"created"))
@@ -422,7 +422,7 @@ async def test_an_app_that_stumbles_over_a_body_is_told_nonsense(error: type[Exc
     assert "cannot have" in json.loads(client.text)["error"]["message"]
 
 
-async def test_what_is_found_wrong_once_a_stream_has_begun_is_still_the_clients_doing() -> None:
+async def test_an_invalid_request_found_after_the_start_is_a_client_error() -> None:
     for error, told in (
         (VLLMValidationError("stop_token_ids: out of the vocabulary"), "out of the vocabulary"),
         (ValidationError.from_exception_data("background", []), "cannot have"),
@@ -438,7 +438,7 @@ async def test_what_is_found_wrong_once_a_stream_has_begun_is_still_the_clients_
         assert told in json.loads(client.text)["error"]["message"]
 
 
-async def test_once_the_fleet_was_asked_whatever_breaks_is_our_own_error() -> None:
+async def test_after_the_fleet_was_asked_a_failure_is_an_internal_error() -> None:
     async def app(_scope: Scope, _receive: object, _send: object) -> None:
         current().submitted = True
         raise TypeError("ours")
@@ -596,7 +596,7 @@ def look_up(shown: str) -> ValidKey | InvalidKey:
 KEYED = Access(look_up=look_up, anonymous=False, isolated=frozenset({"acme"}))
 
 
-async def test_who_shows_no_good_key_does_not_reach_the_app_nor_have_its_body_read() -> None:
+async def test_without_a_good_key_neither_the_app_nor_the_body_is_reached() -> None:
     for headers in ([], [(b"x-api-key", b"bad")]):
         client = await Client(headers=headers).ask(gate(never, access=KEYED))
         assert client.status == 401
@@ -605,7 +605,7 @@ async def test_who_shows_no_good_key_does_not_reach_the_app_nor_have_its_body_re
     assert health.status == 200
 
 
-async def test_the_app_sees_who_asks_but_not_the_key() -> None:
+async def test_the_app_sees_the_caller_but_not_the_key() -> None:
     seen: list[object] = []
     asked: list[Caller] = []
 

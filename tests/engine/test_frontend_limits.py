@@ -69,7 +69,7 @@ def test_where_no_limit_is_set_there_is_one_far_above_any_conversation() -> None
         b'{"x": "\xed\xa0\x80", "messages": [{},{},{},{}]}',
     ],
 )
-def test_whatever_the_framework_can_read_is_counted(body: bytes) -> None:
+def test_every_text_that_the_framework_reads_is_counted(body: bytes) -> None:
     assert len(json.loads(body)["messages"]) == 4
     assert why(THREE, CHAT, body) is not None
 
@@ -88,7 +88,7 @@ def test_whatever_the_framework_can_read_is_counted(body: bytes) -> None:
         b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
     ],
 )
-def test_what_is_no_conversation_is_left_to_vllm(body: bytes) -> None:
+def test_a_body_without_a_conversation_is_left_to_vllm(body: bytes) -> None:
     assert why(THREE, CHAT, body) is None
 
 
@@ -159,7 +159,7 @@ def test_half_a_pair_is_found_in_other_encodings_than_utf_8(encoding: str) -> No
         assert (why(FrontendLimits(), CHAT, body) is None) == fine
 
 
-def test_text_without_a_doubt_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_clearly_short_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing is what costs: most bodies are only searched."""
 
     def never(_body: bytes) -> object:
@@ -171,7 +171,7 @@ def test_text_without_a_doubt_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> 
         assert why(FrontendLimits(), CHAT, sent.encode()) is None
 
 
-def test_so_many_words_are_kept_out_of_an_answer_and_no_more() -> None:
+def test_the_number_of_bad_words_is_limited() -> None:
     assert too_many_bad_words(None) is too_many_bad_words(["a"] * 128) is None
     assert too_many_bad_words(["a"] * 129) is not None
 
@@ -190,7 +190,7 @@ def test_answers_and_tokens_are_counted_up_to_their_limits() -> None:
 @pytest.mark.parametrize(
     ("default", "most", "given_tokens"), [(None, None, None), (7, None, 7), (7, 5, 5), (None, 5, 5)]
 )
-def test_who_does_not_say_gets_the_default_or_as_much_as_anybody_may_have(
+def test_a_request_without_max_tokens_gets_the_default_or_the_limit(
     default: int | None, most: int | None, given_tokens: int | None
 ) -> None:
     limits = FrontendLimits(default_max_tokens=default, max_tokens=most)
@@ -291,7 +291,7 @@ def test_a_location_names_no_classes() -> None:
     assert strip_class_names("body.messages.0.ChatCompletionParam.text") == "body.messages.0.text"
 
 
-def test_what_was_raised_in_a_server_is_not_told() -> None:
+def test_errors_of_a_server_are_not_shown_to_clients() -> None:
     body = b'{"error": {"message": "KeyError: /usr/lib/x.py", "code": 500}}'
     assert problem_from_vllm(500, body) == INTERNAL
 
@@ -323,7 +323,7 @@ def test_one_host_is_right(host: bytes) -> None:
     "host",
     [b"", b"a b", b"a,b", b"a/b", b"u@a", b"a:", b"a:b", b"a:123456", b"\xff", b"[::1", b"a\x00"],
 )
-def test_what_names_no_host_is_refused(host: bytes) -> None:
+def test_a_request_without_a_host_is_refused(host: bytes) -> None:
     assert refusal_of([(b"host", host)]) is not None
 
 
@@ -369,7 +369,7 @@ def test_where_a_body_ends_is_said_in_one_way(headers: Headers, refused: str | N
 
 
 @pytest.mark.parametrize("version", ["0.9", "2.0", "9.9", ""])
-def test_a_version_that_nobody_speaks_is_refused(version: str) -> None:
+def test_an_unknown_http_version_is_refused(version: str) -> None:
     assert refusal_of([HOST], version=version) is not None
     assert refusal_of([HOST], version="1.0") is refusal_of([HOST], version="2") is None
 

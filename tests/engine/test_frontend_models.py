@@ -87,14 +87,14 @@ async def test_a_body_that_comes_in_pieces_arrives_whole(
 
 
 @pytest.mark.parametrize("body", [b'{"model": "nobody"}', b"{", b"[]", b'{"model": 7}', b""])
-async def test_what_names_no_model_is_for_an_api_server_to_refuse(
+async def test_a_body_without_a_model_is_left_to_an_api_server(
     client: httpx.AsyncClient, apis: dict[str, Api], body: bytes
 ) -> None:
     await client.post("/v1/completions", content=body)
     assert apis["large"].bodies == [body]
 
 
-async def test_who_says_no_model_is_told_which_there_are(client: httpx.AsyncClient) -> None:
+async def test_a_request_without_a_model_gets_the_list_of_models(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/messages", json={"max_tokens": 1})
     assert answer.status_code == 400
     assert answer.json()["type"] == "error"  # Anthropic's shape
@@ -106,7 +106,7 @@ async def test_the_list_of_models_is_everybodys(client: httpx.AsyncClient) -> No
     assert [row["id"] for row in answer.json()["data"]] == ["large", "adapted", "small"]
 
 
-async def test_a_body_beyond_the_limit_reaches_nobody(
+async def test_a_body_beyond_the_limit_reaches_no_engine(
     client: httpx.AsyncClient, apis: dict[str, Api]
 ) -> None:
     answer = await client.post("/v1/completions", json={"model": "small", "prompt": "x" * 3000})

@@ -55,12 +55,12 @@ def test_a_key_that_is_no_name_is_passed_over(key: object) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"prompt_cache_key": ', b'["prompt_cache_key"]', b'"prompt_cache_key"']
 )
-def test_what_is_no_readable_body_names_none(body: bytes) -> None:
+def test_an_unreadable_body_names_no_session(body: bytes) -> None:
     assert session_in_body(body) is None
 
 
 @given(st.binary(max_size=80), st.lists(st.tuples(st.sampled_from(SESSION_HEADERS), st.binary())))
-def test_whatever_is_sent_is_a_name_or_passed_over(
+def test_every_session_header_is_a_name_or_ignored(
     body: bytes, headers: list[tuple[bytes, bytes]]
 ) -> None:
     for found in (

@@ -86,7 +86,7 @@ def test_engines_on_one_gpu_start_one_after_the_other(tmp_path: Path) -> None:
     starting.join(60)
 
 
-def test_who_has_given_up_waits_for_no_turn(tmp_path: Path) -> None:
+def test_after_giving_up_a_start_takes_no_lock(tmp_path: Path) -> None:
     with gpu_start_lock({}, lambda: True, tmp_path), gpu_start_lock({}, lambda: True, tmp_path):
         pass
 
@@ -224,7 +224,7 @@ def test_nvcc_is_looked_for_as_flashinfer_does(tmp_path: Path) -> None:
     assert check_compilers({**path, "CUDA_HOME": str(said.parents[1])}, usual.parents[1]) == said
 
 
-def test_what_is_missing_is_said_with_the_command_that_mends_it(tmp_path: Path) -> None:
+def test_a_missing_tool_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
     with pytest.raises(CannotCompileError, match=r"no g\+\+.*apt-get install g\+\+"):
         check_compilers({"PATH": str(tmp_path)}, tmp_path)
     program(tmp_path / "g++")

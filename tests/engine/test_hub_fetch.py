@@ -86,7 +86,7 @@ def node(hub: Hub, tmp_path: Path) -> Node:
     return Node(hub, tmp_path)
 
 
-def test_what_vllm_reads_comes_once_and_is_there_without_a_hub(node: Node) -> None:
+def test_the_files_that_vllm_reads_come_once_and_suffice_without_a_hub(node: Node) -> None:
     assert node.fetches() == []
     assert {path.name for path in node.snapshot.iterdir()} == _READ
     assert node.fetches() == []
@@ -125,7 +125,7 @@ def test_a_gated_model_comes_by_the_token_alone(node: Node) -> None:
     assert node.fetches({"HF_TOKEN": TOKEN}) == []
 
 
-def test_what_is_not_there_is_said_in_one_line(node: Node) -> None:
+def test_a_missing_model_is_one_line(node: Node) -> None:
     why, remedy = node.fetches(repository="org/none")
     assert why == f"{node.hub.url} shows no model org/none: it answered 404"
     assert remedy == (
@@ -184,7 +184,7 @@ def test_a_hub_that_does_not_answer_is_said_at_once(node: Node) -> None:
     assert "HF_ENDPOINT for a mirror" in remedy
 
 
-def test_what_a_mirror_asks_for_is_not_shown(node: Node) -> None:
+def test_headers_of_a_mirror_are_not_shown(node: Node) -> None:
     word = "-".join(("my", "password"))
     why, _ = node.fetches({"HF_ENDPOINT": f"http://me:{word}@127.0.0.1:9"})
     assert why.startswith("http://127.0.0.1:9 cannot be reached")
@@ -197,7 +197,7 @@ def test_a_model_goes_through_a_proxy_that_is_named(node: Node) -> None:
     assert node.hub.downloads[_SHARDS[0]] == 1
 
 
-def test_it_says_how_far_it_is_and_what_is_half_there_goes_with_it(node: Node) -> None:
+def test_progress_is_shown_and_partial_files_are_removed(node: Node) -> None:
     node.hub.behavior = HubBehavior(stalled={_SHARDS[1]: Event()})
     blobs = node.snapshot.parents[1] / "blobs"
     total = sum(len(FILES[name]) for name in _SHARDS)
@@ -206,10 +206,10 @@ def test_it_says_how_far_it_is_and_what_is_half_there_goes_with_it(node: Node) -
     os.utime(blobs / "old.1234abcd.incomplete", (0, 0))
     with node.runs() as process:
         deadline = ScaledDeadline(60)
-        while _said(node.report).get("done", 0) <= len(FILES[_SHARDS[0]]):
-            assert not deadline.is_expired(), _said(node.report)
+        while _read_report(node.report).get("done", 0) <= len(FILES[_SHARDS[0]]):
+            assert not deadline.is_expired(), _read_report(node.report)
             time.sleep(0.05)
-        said = _said(node.report)
+        said = _read_report(node.report)
         assert said["total"] == total
         assert said["done"] < total
         assert len([*blobs.glob("*.incomplete")]) == 1
@@ -231,6 +231,6 @@ def test_files_that_are_whole_and_files_on_their_way_are_counted(tmp_path: Path)
     assert downloaded_bytes(snapshot, blobs, sizes) == 8192
 
 
-def _said(report: Path) -> dict[str, Any]:
+def _read_report(report: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
     return found

@@ -147,7 +147,7 @@ def test_metadata_is_told_by_rank_with_the_listeners_clock_as_vllm_wants_it() ->
         (b"", b"\x91" * 5000),
     ],
 )
-def test_what_cannot_be_read_is_ignored_and_the_next_request_answered(
+def test_an_unreadable_request_is_ignored_and_the_next_one_answered(
     parts: tuple[bytes, ...],
 ) -> None:
     with serve_leases() as source, zmq.Context() as context, context.socket(zmq.DEALER) as client:
@@ -159,7 +159,7 @@ def test_what_cannot_be_read_is_ignored_and_the_next_request_answered(
         assert client.recv_multipart()[1] == METADATA[(0, 0)]
 
 
-def test_a_message_that_nobody_would_send_has_no_answer() -> None:
+def test_a_malformed_message_has_no_answer() -> None:
     leases = KeptLeases()
     assert reply_to(b"", metadata=METADATA, leases=leases) is None
     assert reply_to(request(pipeline_rank=3), metadata=METADATA, leases=leases) is None

@@ -143,7 +143,7 @@ def test_a_short_prompt_is_left_alone(tiny_tokenizer: Theirs, begun_with: list[i
     assert begun_with == [100]
 
 
-def test_what_is_no_text_at_its_end_is_left_to_vllm(begun_with: list[int]) -> None:
+def test_an_ending_that_is_no_text_is_left_to_vllm(begun_with: list[int]) -> None:
     special, half_a_character = WORDS.index("<s>"), WORDS.index("<0xE4>")
     for last in (special, half_a_character):
         tokenizer = llama_like()
@@ -152,7 +152,7 @@ def test_what_is_no_text_at_its_end_is_left_to_vllm(begun_with: list[int]) -> No
     assert begun_with == [500, 500]
 
 
-def test_who_wants_no_text_gets_none() -> None:
+def test_a_request_without_text_gets_none() -> None:
     processor = OutputProcessor(None, log_stats=False)
     install_tail_decoding(processor)
     processor.add_request(request([5] * 5000), None)

@@ -35,7 +35,7 @@ class Core:
         return self.answer
 
 
-def test_a_worker_says_its_rank_its_node_and_what_its_own_log_says(
+def test_a_worker_reports_its_rank_its_node_and_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in transport_environment(tmp_path).items():
@@ -48,7 +48,7 @@ def test_a_worker_says_its_rank_its_node_and_what_its_own_log_says(
     assert read_rank_report(3)[2] is None
 
 
-def test_what_workers_say_comes_through() -> None:
+def test_reports_of_workers_come_through() -> None:
     assert parse_rank_reports([[0, "a", {"inter-node": ["tcp"]}], [1, "b", None]]) == (
         RankTransports(rank=0, node="a", transports={Locality.OTHER_NODE: frozenset({"tcp"})}),
         RankTransports(rank=1, node="b", transports=None),
@@ -58,7 +58,7 @@ def test_what_workers_say_comes_through() -> None:
 @pytest.mark.parametrize(
     "answer", [None, 3, [[0, "a"]], [[0, "a", {"elsewhere": ["tcp"]}]], RuntimeError("it is dead")]
 )
-async def test_what_is_no_answer_is_none(answer: object) -> None:
+async def test_an_invalid_answer_is_none(answer: object) -> None:
     core = Core(answer)
     assert await query_ranks(core) == ()
     assert core.called == [TRANSPORTS_CALL]

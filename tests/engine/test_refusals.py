@@ -47,7 +47,7 @@ def finish_of(error: BaseException, *, compiling: bool = False) -> tuple[FinishR
         (OSError("disk full"), None),
     ],
 )
-def test_what_was_raised_says_whose_fault_it_is(
+def test_the_exception_says_whether_the_client_is_at_fault(
     error: Exception, finish: FinishReason | None
 ) -> None:
     told = finish_of(error)
@@ -57,7 +57,7 @@ def test_what_was_raised_says_whose_fault_it_is(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("rule not found"), TimeoutError("too slow")])
-def test_whatever_a_compiler_of_grammars_raises_is_said_of_the_grammar(error: Exception) -> None:
+def test_every_error_of_a_grammar_compiler_names_the_grammar(error: Exception) -> None:
     assert finish_of(error, compiling=True) == (FinishReason.INVALID, str(error))
 
 
@@ -113,14 +113,14 @@ def prepare(engine: SimpleNamespace, error: Exception) -> None:
         told(engine, SimpleNamespace(request_id="r", client_index=4))
 
 
-def test_what_could_not_be_prepared_is_told_to_the_client_that_asked() -> None:
+def test_a_failed_preparation_is_reported_to_the_client_that_asked() -> None:
     engine = core()
     prepare(engine, ValueError("no such backend"))
     assert engine.output_queue.get_nowait() == (4, ("r", "baton-invalid: no such backend"))
     assert engine.sent == []
 
 
-def test_what_another_engine_may_do_better_is_ended_as_ever() -> None:
+def test_an_error_that_another_engine_may_not_have_ends_the_leg_as_before() -> None:
     engine = core()
     prepare(engine, MemoryError())
     assert (engine.sent, engine.output_queue.empty()) == (["r"], True)

@@ -61,7 +61,7 @@ async def answered(real: Real, engine: EngineListener, **body: object) -> httpx.
         ({"grammar": 'root ::= "x" | "y"'}, {"x", "y"}),
     ],
 )
-async def test_an_answer_keeps_to_what_was_asked_for(
+async def test_an_answer_keeps_the_requested_form(
     model: Path, engine: EngineListener, constraint: dict[str, object], answers: set[str]
 ) -> None:
     asked = {"structured_outputs": constraint, "max_tokens": 8, "temperature": 0}

@@ -281,7 +281,7 @@ async def test_a_completion_is_made_of_the_fleets_tokens(real: Real) -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-async def test_what_was_cached_is_told_as_the_fleet_says_it(model: Path, fleet: Fleet) -> None:
+async def test_cached_tokens_are_those_of_the_fleet(model: Path, fleet: Fleet) -> None:
     extra = {"enable-prompt-tokens-details": True}
     async with running(fleet, settings(str(model), extra=extra)) as real:
         for stream in (False, True):
@@ -344,7 +344,7 @@ async def test_choices_reach_the_fleet_as_a_grammar(real: Real) -> None:
         {"response_format": {"type": "json_schema", "json_schema": NO_SCHEMA}},
     ],
 )
-async def test_what_no_answer_can_keep_to_is_answered_without_asking_an_engine(
+async def test_an_unsatisfiable_form_is_rejected_without_an_engine(
     real: Real, fleet: Fleet, body: dict[str, object]
 ) -> None:
     answer = await real.ask(**body)
@@ -454,7 +454,7 @@ async def test_media_are_refused_and_not_fetched(real: Real) -> None:
     assert "unsupported multimodal content" in answer.json()["error"]["message"]
 
 
-async def test_what_it_writes_names_no_prompt(real: Real) -> None:
+async def test_its_log_contains_no_prompt(real: Real) -> None:
     asked, request = await real.asked(prompt="SECRETWORD")
     real.fail(request)
     await asked
@@ -496,7 +496,7 @@ def test_a_variable_that_names_no_program_is_refused_and_not_passed_over(tmp_pat
         find_rust_frontend({PATH_VARIABLE: str(tmp_path / "none")}, package=package)
 
 
-def test_what_cannot_be_executed_is_not_it(tmp_path: Path) -> None:
+def test_an_unexecutable_file_is_not_the_program(tmp_path: Path) -> None:
     program(tmp_path / "vllm").chmod(0o600)
     with pytest.raises(EngineStartFailed, match="nor on the PATH") as failed:
         find_rust_frontend({"PATH": ""}, package=tmp_path / "vllm")
@@ -508,12 +508,12 @@ def test_a_version_that_was_tried_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("says", ["vllm-rs 0.34.1", "something else", ""])
-def test_a_version_that_nobody_has_tried_is_refused(tmp_path: Path, says: str) -> None:
+def test_an_untested_version_is_refused(tmp_path: Path, says: str) -> None:
     with pytest.raises(EngineStartFailed, match=r"of a version 0\.33\."):
         check_version(program(tmp_path, says))
 
 
-def test_what_does_not_run_is_said(tmp_path: Path) -> None:
+def test_a_program_that_does_not_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EngineStartFailed, match="does not run"):
         check_version(tmp_path / "none")
 
@@ -543,7 +543,7 @@ def test_the_model_its_name_and_its_context_are_told() -> None:
     assert (found["served_model_name"], found["max_model_len"]) == (["m"], 512)
 
 
-def test_media_are_closed_whatever_is_configured() -> None:
+def test_media_are_closed_in_every_configuration() -> None:
     assert told()["language_model_only"] is True
     assert told(extra={"stream-interval": 4})["language_model_only"] is True
 
@@ -573,7 +573,7 @@ def test_adapters_are_told_with_their_paths() -> None:
         ({"extra": {"api-key": "k", "host": "h"}}, "pass over api_key, host"),
     ],
 )
-def test_what_cannot_be_had_is_refused(changes: dict[str, object], said: str) -> None:
+def test_an_unavailable_feature_is_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(EngineStartFailed, match=said):
         told(**changes)
 

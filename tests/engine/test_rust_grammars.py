@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from baton.engine.vllm.frontend.engine_server import FleetEngineServer, Prepare
     from baton.engine.vllm.frontend.rust_requests import RustGrammars
     from baton.engine.vllm.wire.codec import UnsupportedRequest, unpack_frames
-    from tests.engine.test_frontend_seam import FACTS, FixedClock, Frontend, Told
+    from tests.engine.test_engine_server import FACTS, FixedClock, Frontend, HookCalls
     from tests.fakes.frontends import engine_request
 
 WORD = "fourscore"
@@ -82,7 +82,7 @@ BAD: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("constraint", GOOD, ids=str)
-def test_engines_are_asked_for_what_vllms_python_frontend_would_ask_for(
+def test_engines_get_the_same_grammars_as_from_vllms_python_frontend(
     grammars: RustGrammars, model: Path, constraint: dict[str, object]
 ) -> None:
     python = asked(**constraint)
@@ -101,7 +101,7 @@ def test_choices_become_a_grammar_for_engines_have_none_for_them(grammars: RustG
 
 
 @pytest.mark.parametrize("constraint", BAD, ids=str)
-def test_what_no_engine_could_keep_to_is_refused_by_the_name_of_its_field(
+def test_an_unsatisfiable_grammar_is_refused_with_the_name_of_its_field(
     grammars: RustGrammars, constraint: dict[str, object]
 ) -> None:
     with pytest.raises(UnsupportedRequest, match="structured_outputs or response_format: "):
@@ -127,7 +127,7 @@ def test_a_vllm_that_checks_in_another_way_is_said_at_the_start(
 
 @asynccontextmanager
 async def seamed(
-    folder: Path, told: Told, prepare: Prepare
+    folder: Path, told: HookCalls, prepare: Prepare
 ) -> AsyncIterator[tuple[FleetEngineServer, Frontend]]:
     frontend = Frontend(folder)
     made = FleetEngineServer(FACTS, told.hooks(), FixedClock(), prepare=prepare)
@@ -160,7 +160,7 @@ async def until(event: threading.Event) -> None:
 async def test_a_request_is_handed_on_as_it_was_prepared(
     tmp_path: Path, grammars: RustGrammars
 ) -> None:
-    told = Told()
+    told = HookCalls()
     arrived = asyncio.Event()
 
     def on_request(request: Request) -> None:
@@ -177,10 +177,10 @@ async def test_a_request_is_handed_on_as_it_was_prepared(
     assert sent.sampling_params.structured_outputs.choice is None
 
 
-async def test_what_is_wrong_is_answered_at_once_and_no_word_of_it_is_written_down(
+async def test_an_invalid_grammar_is_rejected_at_once_and_not_logged(
     tmp_path: Path, grammars: RustGrammars, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = Told()
+    told = HookCalls()
     caplog.set_level(logging.INFO)
     async with seamed(tmp_path, told, grammars.prepare) as (made, frontend):
         await frontend.add("a", sampling_params=asked(regex=f"{WORD}("))
@@ -194,7 +194,7 @@ async def test_what_is_wrong_is_answered_at_once_and_no_word_of_it_is_written_do
 
 
 async def test_others_go_on_while_a_grammar_is_looked_at(tmp_path: Path) -> None:
-    told, slow = Told(), Slow()
+    told, slow = HookCalls(), Slow()
     async with seamed(tmp_path, told, slow.prepare) as (made, frontend):
         await frontend.add("slow", sampling_params=asked(regex="a"))
         await until(slow.begun)
@@ -205,8 +205,8 @@ async def test_others_go_on_while_a_grammar_is_looked_at(tmp_path: Path) -> None
         slow.go_on.set()
 
 
-async def test_who_leaves_meanwhile_is_forgotten(tmp_path: Path) -> None:
-    told, slow = Told(), Slow()
+async def test_a_disconnect_meanwhile_is_forgotten(tmp_path: Path) -> None:
+    told, slow = HookCalls(), Slow()
     async with seamed(tmp_path, told, slow.prepare) as (made, frontend):
         await frontend.add("slow", sampling_params=asked(regex="a"))
         await until(slow.begun)
@@ -218,11 +218,11 @@ async def test_who_leaves_meanwhile_is_forgotten(tmp_path: Path) -> None:
     assert (told.requests, told.aborts) == ([], [])
 
 
-async def test_no_grammar_is_looked_at_for_ever(
+async def test_the_check_of_a_grammar_has_a_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seam, "_PREPARE_S", 0.05)
-    told, slow = Told(), Slow()
+    told, slow = HookCalls(), Slow()
     async with seamed(tmp_path, told, slow.prepare) as (made, frontend):
         await frontend.add("slow", sampling_params=asked(regex="a"))
         (output,) = (await frontend.receive()).outputs
@@ -231,11 +231,11 @@ async def test_no_grammar_is_looked_at_for_ever(
         slow.go_on.set()
 
 
-async def test_only_so_many_wait_to_be_looked_at(
+async def test_the_number_of_waiting_grammar_checks_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seam, "_MAX_PREPARING", 2)
-    told, slow = Told(), Slow()
+    told, slow = HookCalls(), Slow()
     async with seamed(tmp_path, told, slow.prepare) as (_, frontend):
         for name in ("a", "b", "c"):
             await frontend.add(name, sampling_params=asked(regex="a"))
@@ -245,11 +245,11 @@ async def test_only_so_many_wait_to_be_looked_at(
         slow.go_on.set()
 
 
-async def test_what_breaks_while_it_is_prepared_is_answered(tmp_path: Path) -> None:
+async def test_a_failed_preparation_is_answered(tmp_path: Path) -> None:
     def breaks(_request: EngineCoreRequest) -> None:
         raise RuntimeError("a bug")
 
-    told = Told()
+    told = HookCalls()
     async with seamed(tmp_path, told, breaks) as (made, frontend):
         await frontend.add("a", sampling_params=asked(regex="a"))
         (output,) = (await frontend.receive()).outputs

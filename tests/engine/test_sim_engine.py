@@ -246,7 +246,7 @@ async def test_an_output_under_way_is_yielded_before_abort_returns() -> None:
         await engine.close()
 
 
-async def test_an_abort_that_nobody_reads_drops_the_output_and_its_lease(
+async def test_an_abort_of_an_unread_leg_drops_the_output_and_its_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("baton.engine.sim.engine._FLUSH_DEADLINE_S", 0.02)
@@ -263,7 +263,7 @@ async def test_an_abort_that_nobody_reads_drops_the_output_and_its_lease(
     assert [outputs async for outputs in engine.steps()] == []
 
 
-async def test_an_engine_stops_when_nobody_takes_its_steps_and_loses_nothing(
+async def test_an_engine_stops_without_a_reader_of_its_steps_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("baton.engine.sim.engine._OUTBOX_STEPS", 4)
@@ -289,7 +289,7 @@ async def test_an_engine_stops_when_nobody_takes_its_steps_and_loses_nothing(
 # ---------------------------------------------------------------------- leases and sources
 
 
-async def test_what_is_read_while_a_lease_ends_is_computed_again() -> None:
+async def test_blocks_read_while_their_lease_ends_are_computed_again() -> None:
     # It is renewed after 5 s only: the decode engine believes in leases of 30 s.
     async with running_two(source=replace(SETTINGS, lease_s=0.1)) as (prefill, decode):
         ticket = await prefilled(prefill)
@@ -421,7 +421,7 @@ async def test_blocks_are_pulled_from_another_process_until_it_is_killed() -> No
         await process.wait()
 
 
-async def test_garbage_on_the_side_channel_hurts_nobody_else(
+async def test_garbage_on_the_side_channel_disturbs_no_other_peer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rng = random.Random(7)
@@ -510,7 +510,7 @@ async def test_an_engine_that_was_never_started_can_be_closed() -> None:
 
 
 # ---------------------------------------------------------------------- KV events
-async def test_kv_events_tell_what_was_stored_here_and_what_was_pulled() -> None:
+async def test_kv_events_report_stored_and_pulled_blocks() -> None:
     async with running_two() as (prefill, decode):
         feeds = [engine_of(listener).kv_events() for listener in (prefill, decode)]
         ticket = await prefilled(prefill)
@@ -550,7 +550,7 @@ async def test_a_closed_feed_takes_nothing_more() -> None:
     assert [batch async for batch in feed] == []
 
 
-async def test_a_feed_that_nobody_reads_drops_the_oldest_and_shows_the_hole() -> None:
+async def test_an_unread_feed_drops_the_oldest_and_shows_the_gap() -> None:
     feed = KvEventFeed(2)
     for sequence in range(5):
         feed.put(KvEventBatch(replica_id="e0", sequence=sequence, events=()))

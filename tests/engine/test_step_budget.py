@@ -42,7 +42,7 @@ class Choosing:
         return self.max_num_scheduled_tokens
 
 
-def test_a_step_has_the_smaller_budget_while_anybody_streams() -> None:
+def test_a_step_has_the_smaller_budget_while_a_stream_decodes() -> None:
     schedule = with_decode_budget(Choosing.schedule, 10)
     assert schedule(Choosing()) == 100
     assert schedule(Choosing([Leg(is_prefill_chunk=True), Leg(max_tokens=1)])) == 100
@@ -62,7 +62,7 @@ def test_the_whole_budget_is_back_after_a_step_also_after_one_that_failed() -> N
     assert scheduler.max_num_scheduled_tokens == 100
 
 
-def test_nobody_waits_for_who_computes_a_prompt_or_ends_with_its_first_token() -> None:
+def test_prefills_and_single_token_legs_are_not_streaming() -> None:
     assert is_streaming(Leg())
     assert not is_streaming(Leg(is_prefill_chunk=True))
     assert not is_streaming(Leg(max_tokens=1))

@@ -57,7 +57,7 @@ texts = st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=12)), max_si
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(prompts=st.lists(texts, min_size=1, max_size=4), capacity=st.sampled_from([0, 2000, 10**6]))
-def test_whatever_is_remembered_a_text_has_the_tokens_it_would_have(
+def test_a_text_has_the_same_tokens_with_and_without_memory(
     tokenizer: Theirs, prompts: list[str], capacity: int
 ) -> None:
     memory = memory_for(tokenizer, capacity_bytes=capacity)
@@ -83,7 +83,7 @@ def test_a_follow_up_turn_tokenizes_only_what_is_new(tokenizer: Theirs) -> None:
     assert counting.asked == ["<|assistant|>It was I.", "<|user|>Why?"]
 
 
-def test_what_one_scope_has_sent_is_tokenized_anew_for_another(tokenizer: Theirs) -> None:
+def test_a_text_of_one_scope_is_tokenized_again_for_another(tokenizer: Theirs) -> None:
     memory, counting = memory_for(tokenizer), Counting(tokenizer)
     asked = []
     for scope in (None, "acme", "beta", "acme"):
@@ -93,7 +93,7 @@ def test_what_one_scope_has_sent_is_tokenized_anew_for_another(tokenizer: Theirs
     assert asked == [True, True, True, False]
 
 
-def test_what_was_not_used_for_longest_makes_room(tokenizer: Theirs) -> None:
+def test_the_least_recently_used_entry_makes_room(tokenizer: Theirs) -> None:
     one_bytes = 300
     memory, counting = memory_for(tokenizer, capacity_bytes=10 * one_bytes), Counting(tokenizer)
     for number in range(20):
@@ -217,7 +217,7 @@ def test_vllm_tokenizes_itself_what_is_not_a_rendered_chat(tokenizer: Theirs) ->
     assert renderer.plainly == ["a completion", "one <|end|> too long"]
 
 
-def test_who_names_a_salt_leaves_nothing_behind(tokenizer: Theirs) -> None:
+def test_a_request_with_a_salt_leaves_nothing_in_memory(tokenizer: Theirs) -> None:
     renderer = Renderer(tokenizer)
     memory = install_tokenization_cache(renderer, lambda: False)
     assert memory is not None

@@ -70,7 +70,7 @@ async def test_a_leg_without_an_adapter_loads_nothing() -> None:
     assert not engine.loaded
 
 
-async def test_an_adapter_that_nobody_configured_is_named_with_those_that_are() -> None:
+async def test_an_unknown_adapter_is_named_with_the_configured_ones() -> None:
     with pytest.raises(AdapterFailed, match=r"eve: this engine has no adapter .* it has ada, bob"):
         await EngineAdapters(KnownAdapters(SOURCES), slots=2).ensure_loaded(
             "l", "eve", Engine().load

@@ -216,7 +216,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
         assert 1 + 9 <= after.steps - before.steps <= 1 + 9 + 1
         assert after.busy_s > before.busy_s
 
-    async def test_what_vllm_says_of_itself_is_that_of_each_engine(
+    async def test_vllms_own_metrics_are_separate_for_each_engine(
         self, engine_pair: RunningPair
     ) -> None:
         prefill, decode = engine_pair.prefill, engine_pair.decode

@@ -73,7 +73,7 @@ async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RealF
 
 
 @pytest.fixture(autouse=True)
-def _books(real: RealFleet) -> Iterator[None]:
+def _accounts(real: RealFleet) -> Iterator[None]:
     yield
     real.check_idle()
 

@@ -98,7 +98,7 @@ def test_whole_digests_are_names_as_good_as_numbers() -> None:
     assert event.block_hashes == (b"a" * 32,)
 
 
-def test_each_group_of_a_hybrid_cache_is_told_apart() -> None:
+def test_each_group_of_a_hybrid_cache_is_distinguished() -> None:
     theirs = (
         stored([1], group_idx=1),
         BlockRemoved(block_hashes=[1], medium="GPU", group_idx=2),
@@ -121,7 +121,7 @@ def test_of_a_run_with_holes_the_blocks_keep_their_names() -> None:
     assert (event.token_ids, event.block_size_tokens) == ((), 0)
 
 
-def test_adapter_and_salt_are_told_apart() -> None:
+def test_adapter_and_salt_are_distinguished() -> None:
     keys = [[("lora", "ada"), ("cache_salt", "tenant-1")], [("lora", "ada")]]
     theirs = stored([1, 2], lora_name="ada", extra_keys=to_event_extra_keys(keys))
     (event,) = decode_batch(message(0, theirs), "p0").events
@@ -256,7 +256,7 @@ async def read(publisher: Publisher, *numbers: int) -> AsyncIterator[None]:
     assert await reader.ended() == []
 
 
-async def test_what_was_published_before_anybody_listened_comes_first(publisher: Publisher) -> None:
+async def test_events_published_before_the_subscription_come_first(publisher: Publisher) -> None:
     async with read(publisher, 0, 1, 2, 3):
         assert await publisher.asked(answer=[0, 1, 2]) == 0
         await publisher.subscribed()
@@ -274,7 +274,7 @@ async def test_until_the_subscription_has_brought_something_the_reader_keeps_ask
         assert await publisher.asked(answer=[1]) == 1
 
 
-async def test_what_was_lost_on_the_way_is_asked_for_again(publisher: Publisher) -> None:
+async def test_lost_events_are_requested_again(publisher: Publisher) -> None:
     async with read(publisher, 0, 1, 2, 3, 4):
         await publisher.asked(answer=[])
         await publisher.subscribed()
@@ -291,7 +291,7 @@ async def test_an_answer_with_holes_is_asked_for_again_from_the_first_hole(
         assert await publisher.asked(answer=[2, 3]) == 2
 
 
-async def test_what_nobody_keeps_any_more_is_a_gap_in_the_numbers(publisher: Publisher) -> None:
+async def test_dropped_events_are_a_gap_in_the_numbers(publisher: Publisher) -> None:
     async with read(publisher, 5, 6, 9, 10):
         assert await publisher.asked(answer=[5, 6]) == 0
         await publisher.subscribed()

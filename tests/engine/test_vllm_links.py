@@ -133,7 +133,7 @@ def test_only_the_sources_last_pulled_from_are_remembered(monkeypatch: pytest.Mo
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9)), max_size=30))
-def test_links_add_up_to_what_was_moved(transfers: list[tuple[int, int, int]]) -> None:
+def test_links_add_up_to_the_moved_bytes(transfers: list[tuple[int, int, int]]) -> None:
     meter = PullMeter()
     for n in range(4):
         meter.on_leg_submitted(decode_leg(f"leg-{n}", f"p{n}", f"engine-{n}"))
@@ -278,7 +278,7 @@ def test_blocks_that_their_source_has_lost_fail_the_read_and_blame_no_link() -> 
     assert data["bytes_transferred"] == [100, 200]
 
 
-def test_vllm_hears_of_a_read_only_when_its_source_has_answered() -> None:
+def test_vllm_gets_a_read_only_when_its_source_has_answered() -> None:
     worker = SourceTrackingWorker.__new__(SourceTrackingWorker)
     worker.xfer_stats = SourceTrackingStats()
     worker.nixl_wrapper = Agent({1: "DONE"})
@@ -316,7 +316,7 @@ def test_a_read_says_nothing_to_its_source_and_anything_else_does() -> None:
     assert agent.name == "nixl"
 
 
-def test_whatever_vllms_worker_counts_goes_under_the_engine_it_came_from() -> None:
+def test_worker_counters_go_under_the_engine_they_came_from() -> None:
     worker = SourceTrackingWorker.__new__(SourceTrackingWorker)
     worker.xfer_stats = SourceTrackingStats()
     worker.nixl_wrapper = Agent({1: "DONE", 2: "PROC", 3: "DONE", 4: "ERR", 5: "DONE", 6: "DONE"})
@@ -401,7 +401,7 @@ def test_context_is_what_each_running_leg_has_behind_it() -> None:
     assert legs.load().steps.context_tokens == 101 + 102 + 11
 
 
-def test_an_ended_leg_is_forgotten_and_a_stranger_is_not_told_of() -> None:
+def test_an_ended_leg_is_forgotten_and_an_unknown_one_is_not_reported() -> None:
     legs = live_legs()
     legs.add(local_leg("a", 3))
     (output,) = legs.on_step(a_step(an_output("a", finish=True), an_output("b")))
@@ -420,7 +420,7 @@ def test_a_leg_that_never_began_waits_for_nothing() -> None:
     assert legs.load().queued_tokens == 0
 
 
-def test_what_a_step_moved_counts_before_what_it_put_out() -> None:
+def test_pulls_of_a_step_count_before_its_output() -> None:
     legs = live_legs()
     legs.add(decode_leg("a", "p0", "engine-0"))
     legs.on_step(a_step(an_output("a"), kv_connector_stats=UNNAMED))

@@ -102,7 +102,7 @@ async def test_each_adapter_answers_in_its_own_way_and_always_the_same(engines: 
     assert {item: await engines.decode.run(leg(tokens, item)) for item in first} == first
 
 
-async def test_what_is_reported_as_loaded_is_what_vllm_has_loaded(engines: Engines) -> None:
+async def test_adapters_reported_as_loaded_are_those_that_vllm_has_loaded(engines: Engines) -> None:
     for name in ("ada", "bob", "ada", "cy", "dee", "ada"):
         await engines.decode.run(leg(prompt(), name))
         told = engines.vllm.load().adapters
@@ -139,7 +139,7 @@ async def test_a_prefix_is_found_again_under_its_own_adapter_only(engines: Engin
     assert cached == [0, 0, 0, 3 * BLOCK_TOKENS, 3 * BLOCK_TOKENS]
 
 
-async def test_what_is_cached_is_told_under_names_that_have_the_adapter_in_them(
+async def test_cached_blocks_have_hashes_that_contain_the_adapter(
     engines: Engines,
 ) -> None:
     tokens, facts = prompt(), engines.decode.facts

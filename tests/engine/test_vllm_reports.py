@@ -119,7 +119,7 @@ def test_an_engine_tells_of_its_cache_unless_it_has_none_or_was_told_otherwise()
     assert not facts(SETTINGS, told={"kv_events_config": elsewhere}).cache_events
 
 
-def test_what_an_engine_says_of_its_cache_wins_over_the_models_shape() -> None:
+def test_an_engines_report_of_its_cache_wins_over_the_models_shape() -> None:
     shape = CacheShape((CacheGroup(PrefixRequirement.TRAILING_BLOCKS, 32, 4),), alignment_tokens=32)
     room = replace(SETTINGS, host_memory_bytes=2500)
     found = facts(room, cache=CacheReport(events_understood=True, shape=shape, block_bytes=1000))
@@ -141,7 +141,7 @@ def test_batons_connector_fetches_the_front_of_a_prompt_alone_or_beside_another(
     assert not facts(settings, told={"kv_transfer_config": theirs}).supports_prefix_fetch
 
 
-def test_engines_that_cannot_hand_over_share_a_layout_with_nobody() -> None:
+def test_engines_that_cannot_hand_off_share_a_layout_with_no_other() -> None:
     alone = facts(SETTINGS)
     offloading = facts(replace(SETTINGS, host_memory_bytes=1 << 30))
     assert alone.layout == offloading.layout == "unshared:p0"
@@ -156,7 +156,7 @@ def test_a_tier_in_the_hosts_memory_does_not_change_what_engines_can_exchange() 
     assert "NixlConnector" in plain.layout
 
 
-async def test_side_channels_are_asked_by_whoever_speaks_their_protocol() -> None:
+async def test_a_side_channel_is_checked_in_its_own_protocol() -> None:
     asked: list[tuple[str, str, float]] = []
 
     async def check(source_id: str, address: str, deadline_s: float) -> None:
@@ -213,7 +213,7 @@ def test_a_prompt_is_queued_until_its_leg_has_started() -> None:
     assert meter.load(live_legs=2)[:4] == (1, 1, 50, 0.25)
 
 
-def test_an_engine_without_legs_runs_none_whatever_its_last_step_said() -> None:
+def test_an_engine_without_legs_reports_none_after_its_last_step() -> None:
     meter = LoadMeter()
     meter.on_step(stats(num_running_reqs=3))
     assert meter.load(live_legs=0) == Load()
@@ -255,7 +255,7 @@ def test_transfers_of_one_connector_among_several_count_alike() -> None:
     assert meter.load(live_legs=0).transfers == TransferTotals(1, 100, 0.5)
 
 
-def test_steps_add_up_with_what_they_computed() -> None:
+def test_steps_add_up_with_their_computed_tokens() -> None:
     meter = LoadMeter()
     meter.on_step(step(20.0, num_ctx_tokens=300, num_generation_requests=0))
     meter.on_step(stats())  # nothing was computed
@@ -283,7 +283,7 @@ def test_a_failure_in_the_engines_process_points_to_its_log() -> None:
     assert "its process ended while starting" in str(start_failure(SETTINGS, error))
 
 
-def test_a_failure_is_one_line_whatever_vllm_says() -> None:
+def test_a_failure_is_one_line_for_every_error_of_vllm() -> None:
     error = ValueError("first\n  second\n\nthird")
     text = str(start_failure(SETTINGS, error))
     assert "ValueError: first second third" in text

@@ -88,7 +88,7 @@ def test_everything_fits_this_vllm() -> None:
 
 
 # ------------------------------------------------------------------ scheduler
-def test_what_was_generated_elsewhere_is_output_and_no_prompt() -> None:
+def test_tokens_generated_elsewhere_are_output_and_no_prompt() -> None:
     request = taken_up()
     assert (request.prompt_token_ids, list(request.output_token_ids)) == (PROMPT, OUTPUT)
     assert list(request.all_token_ids) == PROMPT + OUTPUT
@@ -279,7 +279,7 @@ class Counter(resume.ReplayableGenerator):
         self.at = offset
 
 
-def test_draws_are_made_up_for_the_row_that_owes_them() -> None:
+def test_pending_draws_are_replayed_for_their_row_only() -> None:
     owing = state_of(taken_up(seed=3)).generator
     other = torch.Generator().manual_seed(4)
     untouched = other.get_state()
@@ -313,7 +313,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_engine_takes_up_whatever_comes_by_vllms_own_ways() -> None:
+def test_an_engine_resumes_legs_that_come_by_vllms_own_api() -> None:
     params = SamplingParams(seed=3, max_tokens=9, extra_args={keys.RESUMED_TOKENS_ARG: 2})
     request = Request.from_engine_core_request(
         EngineCoreRequest("leg", PROMPT + OUTPUT, None, params, None, 0.0, None, None, None), None

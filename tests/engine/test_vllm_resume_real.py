@@ -261,7 +261,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_comes_after_a_break_is_what_would_have_come(
+async def test_output_after_an_interruption_equals_uninterrupted_output(
     pair: RunningPair, kind: str
 ) -> None:
     legs = Legs(kind)
@@ -278,7 +278,7 @@ async def test_what_comes_after_a_break_is_what_would_have_come(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_first_token_of_who_prefills_changes_none_of_the_others(
+async def test_a_first_token_of_prefill_changes_no_other_token(
     pair: RunningPair, kind: str
 ) -> None:
     legs = Legs(kind)
@@ -314,7 +314,7 @@ async def test_a_first_token_may_be_the_last(pair: RunningPair) -> None:
         ("grammar_and_penalties", ("frequency_penalty",)),
     ],
 )
-async def test_each_kind_is_told_by_what_it_generates(
+async def test_each_kind_of_request_is_known_by_its_output(
     pair: RunningPair, kind: str, without: tuple[str, ...]
 ) -> None:
     legs, other = Legs(kind), Legs(kind)
@@ -323,7 +323,7 @@ async def test_each_kind_is_told_by_what_it_generates(
     assert found != await run(pair.decode, other.leg(LegKind.LOCAL))
 
 
-async def test_breaks_in_a_crowd_change_nothing(pair: RunningPair) -> None:
+async def test_interruptions_in_a_full_batch_change_nothing(pair: RunningPair) -> None:
     # Each row of a batch has its own past, and rows change places as others end.
     legs = {kind: Legs(kind) for kind in KINDS}
     runs = (run(pair.decode, leg.leg(LegKind.LOCAL)) for leg in legs.values())

@@ -103,7 +103,7 @@ def told(made: VllmSeries) -> dict[str, float]:
     return {sample.name: sample.value for family in made.collect() for sample in family.samples}
 
 
-def all_told(made: VllmSeries) -> set[tuple[str, tuple[tuple[str, str], ...], float]]:
+def all_samples(made: VllmSeries) -> set[tuple[str, tuple[tuple[str, str], ...], float]]:
     """Every sample, buckets and labels too; not when a series was made."""
     return {
         (sample.name, tuple(sample.labels.items()), sample.value)
@@ -161,7 +161,7 @@ def test_a_leg_that_ends_counts_by_how() -> None:
     assert ends == {str(reason): float(reason is FinishReason.LENGTH) for reason in FinishReason}
 
 
-def test_histograms_that_nobody_feeds_are_left_out() -> None:
+def test_unused_histograms_are_left_out() -> None:
     made = begun()
     made.on_step(step(output(1)))
     names = set(told(made))
@@ -188,7 +188,7 @@ STEPS: Mapping[str, Callable[[], EngineCoreOutputs]] = {
 
 
 @given(kinds=st.lists(st.sampled_from(sorted(STEPS))), looks=st.sets(st.integers(0, 30)))
-def test_the_same_is_told_however_often_somebody_looks(kinds: list[str], looks: set[int]) -> None:
+def test_repeated_scrapes_report_the_same(kinds: list[str], looks: set[int]) -> None:
     seldom, often, each = begun(), begun(), begun()
     for number, kind in enumerate(kinds):
         for made in (seldom, often, each):
@@ -196,7 +196,7 @@ def test_the_same_is_told_however_often_somebody_looks(kinds: list[str], looks: 
         each.collect()
         if number in looks:
             often.collect()
-    assert all_told(seldom) == all_told(often) == all_told(each)
+    assert all_samples(seldom) == all_samples(often) == all_samples(each)
     tokens = sum({"tokens": 3, "nothing": 0}.get(kind, 1) for kind in kinds)
     assert told(seldom)["vllm:generation_tokens_total"] == tokens
     running = RUNNING[kinds[-1]] if kinds else 0
@@ -204,7 +204,7 @@ def test_the_same_is_told_however_often_somebody_looks(kinds: list[str], looks: 
 
 
 @pytest.mark.parametrize("connector", [None, PrefixCacheStats()], ids=["alone", "with NIXL"])
-def test_plain_steps_are_told_together_when_somebody_looks(
+def test_plain_steps_are_recorded_together_at_a_scrape(
     connector: PrefixCacheStats | None,
 ) -> None:
     made = begun()

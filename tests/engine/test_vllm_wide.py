@@ -49,7 +49,7 @@ def split(model: Path, role: Role, workers: int) -> VllmEngine:
 @pytest.mark.parametrize(
     ("source", "target"), [pytest.param(2, 2, marks=pytest.mark.thorough), (2, 1), (1, 2)]
 )
-async def test_what_one_worker_or_two_hand_over_goes_on_as_in_one_engine(
+async def test_blocks_from_one_or_two_workers_continue_as_in_one_engine(
     source: int, target: int, tmp_path: Path
 ) -> None:
     model = tiny_model(tmp_path)

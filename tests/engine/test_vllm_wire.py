@@ -239,7 +239,7 @@ def test_of_an_adapter_only_the_name_leaves_the_frontend() -> None:
     assert EngineCodec().encode_leg(leg_of(request)).lora_request is None
 
 
-def test_what_a_request_carries_besides_sampling_reaches_the_engine() -> None:
+def test_fields_other_than_sampling_reach_the_engine() -> None:
     request = engine_request(
         cache_salt="tenant-1",
         priority=-3,
@@ -314,7 +314,7 @@ def test_without_max_tokens_a_request_may_fill_the_context() -> None:
         ),
     ],
 )
-def test_what_cannot_be_disaggregated_is_marked(
+def test_a_request_that_cannot_be_disaggregated_is_marked(
     changes: dict[str, object], reason: LocalOnlyReason
 ) -> None:
     assert split(engine_request(**changes)).local_only is reason
@@ -533,7 +533,7 @@ def test_an_engine_that_does_not_take_up_is_asked_for_the_rest(params: SamplingP
     assert told.extra_args is None
 
 
-def test_a_decode_leg_that_is_taken_up_says_how_much_to_fetch_besides_its_prompt() -> None:
+def test_a_resumed_decode_leg_says_how_much_to_fetch_beyond_its_prompt() -> None:
     request = split(engine_request())
     first = leg_of(request, LegKind.DECODE, ticket=ticket())
     again = evolve(
@@ -708,7 +708,7 @@ def test_our_ways_to_finish_are_the_engines() -> None:
     assert engines == {str(reason) for reason in FinishReason if reason not in ours}
 
 
-def test_logprobs_come_through_whatever_their_size() -> None:
+def test_logprobs_of_every_size_come_through() -> None:
     for width in (3, 400):
         logprobs = LogprobsLists(
             logprob_token_ids=np.arange(width).reshape(1, width),
@@ -745,7 +745,7 @@ def test_everything_else_an_output_may_say_comes_through() -> None:
     assert fields_of(found, without=("request_id",)) == fields_of(output, without=("request_id",))
 
 
-def test_what_the_client_may_not_see_stays_behind() -> None:
+def test_internal_fields_do_not_reach_the_client() -> None:
     output = EngineCoreOutput("leg-1", [7], kv_transfer_params=dict(TICKET_PARAMS))
     found = delivered(output)
     assert found.kv_transfer_params is None
@@ -782,7 +782,7 @@ def test_every_field_about_the_prompt_reaches_the_frontend_as_the_engine_says_it
     assert delivered(EngineCoreOutput("leg-1", [7])).prefill_stats is None
 
 
-def test_what_is_cached_of_a_prompt_of_unknown_length_is_not_more_than_it() -> None:
+def test_cached_tokens_of_a_prompt_of_unknown_length_do_not_exceed_it() -> None:
     delivery = Delivery("request-1", (7,), cached_tokens=32, cache_use=CacheUse(0, 16))
     wire = FrontendCodec(max_len_tokens=MAX_LEN_TOKENS)
     stats = wire.encode_delivery(delivery, prompt_tokens=0).prefill_stats

@@ -106,7 +106,9 @@ def test_both_pools_say_the_same_of_their_blocks(told: Told, name: str) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_in_our_own_words(told: Told, name: str, pool: str) -> None:
+def test_an_impossible_shape_is_refused_with_batons_own_error(
+    told: Told, name: str, pool: str
+) -> None:
     error = told[name, pool]["error"]
     assert error.startswith("ConfigInvalid")
     assert REFUSED[name] in error

@@ -224,7 +224,7 @@ def test_nothing_asked_for_needs_nothing() -> None:
     )
 
 
-def test_streams_crowd_as_a_poisson_number_does() -> None:
+def test_the_number_of_streams_varies_as_a_poisson_number() -> None:
     """250 streams on average, 100 a replica: few moments see more than the need holds."""
     need = required_decode_replicas(2.5, streams_per_replica=100.0, max_overload_fraction=0.05)
     rng = Random(3)
@@ -401,7 +401,7 @@ def test_times_are_linear_in_the_parts() -> None:
     assert twice.tpot[:-1] == pytest.approx([2 * part for part in once.tpot[:-1]])
 
 
-def test_prompts_that_gather_wait_for_so_many_steps() -> None:
+def test_gathered_prompts_wait_for_their_number_of_steps() -> None:
     requests = [RequestLengths(100, 200), RequestLengths(100, 50), RequestLengths(100, 50)]
     eager = simulate_closed_loop(Plain(), requests, loop(2))
     patient = simulate_closed_loop(

@@ -132,7 +132,7 @@ def costs_of(book: EngineTimings, facts: ReplicaFacts) -> StepCosts:
     return timing.costs
 
 
-def test_the_book_is_what_placement_asks_for_timings() -> None:
+def test_placement_gets_timings_from_the_timings_table() -> None:
     timings: TimingEstimates = EngineTimings()
     assert timings.of(view(replica_facts("d0"))).step_s(running=0) > 0
 
@@ -153,7 +153,7 @@ def test_reports_teach_the_pool_its_coefficients() -> None:
     assert learned.context_token_s == pytest.approx(1e-6, rel=0.1)
 
 
-def test_what_one_replica_teaches_holds_for_its_pool_and_for_no_other() -> None:
+def test_measurements_of_a_replica_hold_for_its_pool_and_for_no_other() -> None:
     book, at = EngineTimings(), engine("d0")
     serve(book, at)
     assert costs_of(book, replica_facts("d1", Role.DECODE)) == costs_of(book, at.facts)
@@ -168,7 +168,7 @@ def test_the_prior_stands_until_eight_reports_were_learned_from() -> None:
     assert costs_of(book, at.facts) != PRIOR_COSTS
 
 
-def test_lost_reports_do_no_harm() -> None:
+def test_lost_reports_hardly_change_the_timings() -> None:
     """One that covers three windows teaches nearly what the three would have."""
     complete, lossy = EngineTimings(), EngineTimings()
     one, two = engine(), engine()
@@ -218,7 +218,7 @@ def test_totals_that_went_back_are_a_new_base(field: str) -> None:
     assert reports_of(book) == 1
 
 
-def test_a_replica_that_left_counts_anew() -> None:
+def test_a_returned_replica_counts_from_zero() -> None:
     book, at = EngineTimings(), engine()
     book.observe(at.facts, at.work(steps=5), 0.0)
     book.remove_replica(at.facts.replica_id)
@@ -279,7 +279,7 @@ def test_a_report_takes_over_that_steps_are_shorter_beside_decodes() -> None:
     assert timing.prefill_s(4000) < small.prefill_s(4000)
 
 
-def test_predicted_first_tokens_are_compared_with_what_came() -> None:
+def test_predicted_first_tokens_are_compared_with_measured_ones() -> None:
     book = EngineTimings()
     book.of(view(replica_facts("d0", Role.DECODE)))
     book.observe_ttft("decode", predicted_s=1.5, actual_s=1.0)
@@ -306,7 +306,7 @@ def test_old_first_tokens_fade_from_the_quality() -> None:
 # -------------------------------------------------------------------- output lengths
 
 
-def test_before_any_request_half_of_what_is_allowed_is_expected_but_not_more_than_512() -> None:
+def test_the_first_prediction_is_half_of_max_tokens_and_at_most_512() -> None:
     lengths = OutputLengths()
     assert lengths.expected(100) == 50
     assert lengths.expected(100_000) == 512
@@ -357,7 +357,7 @@ def test_an_expectation_is_at_least_one_token_and_at_most_what_is_allowed(
     assert 1 <= lengths.expected(max_tokens) <= max_tokens
 
 
-def test_the_book_learns_output_lengths_too() -> None:
+def test_output_lengths_are_learned_too() -> None:
     book = EngineTimings()
     for _ in range(300):
         book.observe_output(20, 100)
@@ -367,7 +367,7 @@ def test_the_book_learns_output_lengths_too() -> None:
 # ---------------------------------------------------------------- what streams attend to
 
 
-def test_each_stream_attends_to_what_the_last_report_with_decodes_says() -> None:
+def test_the_context_of_streams_is_that_of_the_last_report_with_decodes() -> None:
     book, facts = EngineTimings(), replica_facts("a", Role.DECODE)
     assert book.stream_context(view(facts)) is None
     totals = StepTotals(steps=10, busy_s=1.0)
@@ -431,7 +431,7 @@ def test_a_steady_stream_of_prompts_takes_its_share() -> None:
     assert share.share(PROMPT_SHARE_TIMING, 199 * 0.25) == pytest.approx(0.42, rel=0.05)
 
 
-def test_who_computed_no_prompts_for_long_has_no_share_left() -> None:
+def test_without_prompts_for_long_a_replica_has_no_share_left() -> None:
     share = PrefillShare()
     assert share.share(PROMPT_SHARE_TIMING, 0.0) == 0
     share.observe(done(10, 10_000), 1.0)
@@ -451,7 +451,7 @@ def test_an_engine_that_starts_again_teaches_nothing() -> None:
     assert share.share(PROMPT_SHARE_TIMING, 1.0) == 0
 
 
-def test_the_book_knows_each_replica_and_forgets_who_left() -> None:
+def test_timings_are_kept_for_each_replica_and_forgotten_with_it() -> None:
     book, busy, idle = EngineTimings(), replica_view("a"), replica_view("b")
     for view in (busy, idle):
         book.observe(view.facts, Load(), 0.0)
@@ -479,7 +479,7 @@ def test_after_its_memory_a_third_is_left() -> None:
     assert total.value(-5.0) == 10.0
 
 
-def test_what_is_told_late_is_not_forgotten_twice() -> None:
+def test_a_late_report_does_not_age_twice() -> None:
     total = DecayedSum(2.0)
     total.add(1.0, 10.0)
     total.add(1.0, 5.0)
@@ -498,7 +498,7 @@ def test_a_quantile_is_the_edge_above_it() -> None:
 
 
 @pytest.mark.parametrize("late_s", [60.0, 600.0, 86_400.0])
-def test_what_is_later_than_half_a_minute_is_not_taken_for_half_a_minute(late_s: float) -> None:
+def test_delays_over_half_a_minute_keep_their_size(late_s: float) -> None:
     seen = LatenessHistogram()
     for _ in range(100):
         seen.observe(late_s)
@@ -514,14 +514,14 @@ def test_of_a_few_nothing_is_said() -> None:
     assert seen.quantile_s(0.99) == pytest.approx(3.0, rel=0.25)
 
 
-def test_what_comes_early_is_not_late() -> None:
+def test_an_early_arrival_is_not_late() -> None:
     seen = LatenessHistogram()
     for _ in range(100):
         seen.observe(-0.5)
     assert seen.quantile_s(0.99) == 0.0
 
 
-def test_what_was_is_forgotten_and_what_makes_no_sense_ignored() -> None:
+def test_old_values_are_forgotten_and_senseless_ones_ignored() -> None:
     seen = LatenessHistogram()
     for _ in range(1000):
         seen.observe(2.0)
@@ -625,7 +625,7 @@ def test_the_factor_is_bounded() -> None:
 @pytest.mark.parametrize(
     "wrong", [(0.0, 1.0), (1.0, 0.0), (float("nan"), 1.0), (1.0, float("inf"))]
 )
-def test_what_means_nothing_is_not_learned_from(wrong: tuple[float, float]) -> None:
+def test_a_meaningless_report_teaches_nothing(wrong: tuple[float, float]) -> None:
     correction = CorrectionFactor()
     assert not correction.observe(*wrong)
     assert (correction.factor, correction.reports) == (1.0, 0)
@@ -649,7 +649,9 @@ def test_the_costs_that_are_shown_are_those_of_a_linear_model() -> None:
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9))
-def test_what_is_remembered_is_what_was_said(tokens: int, running: int, context: int) -> None:
+def test_the_remembered_totals_are_the_reported_ones(
+    tokens: int, running: int, context: int
+) -> None:
     model = Counting()
     remembered = CachedTiming(model)
     for _ in range(2):
@@ -668,7 +670,7 @@ def corrected_timing_view() -> ReplicaView:
     return ReplicaView(facts=FACTS, load_received_at_s=0.0)
 
 
-def test_a_pool_with_a_model_starts_from_it_and_others_from_what_is_usual() -> None:
+def test_a_pool_with_a_model_starts_from_it_and_others_from_defaults() -> None:
     book = EngineTimings({POOL: replace(MODEL, host_block_s=1.0)})
     other = ReplicaView(facts=replace(FACTS, pool="other"), load_received_at_s=0.0)
     assert book.of(corrected_timing_view()).step_s(running=1) == MODEL.step_s(running=1)
@@ -676,7 +678,7 @@ def test_a_pool_with_a_model_starts_from_it_and_others_from_what_is_usual() -> N
     assert book.of(other).host_load_s(2) != 2.0
 
 
-def test_a_pools_model_is_corrected_by_what_its_replicas_report() -> None:
+def test_a_pools_model_is_corrected_by_reports_of_its_replicas() -> None:
     book = EngineTimings({POOL: MODEL})
     for report in range(1, 400):
         load = Load(steps=work(50 * report, factor=1.5))

@@ -234,7 +234,7 @@ def test_factors_stay_where_kernels_can_be() -> None:
     assert found.error(MeasurementKind.KERNEL).bias < -0.2
 
 
-def test_what_is_before_first_tokens_only_is_told_from_the_rest() -> None:
+def test_time_before_first_tokens_only_is_separated_from_the_rest() -> None:
     def predict(efficiency: Efficiency) -> Sequence[Measurement]:
         rows = steps_as(TRUTH)(efficiency)
         firsts = [
@@ -283,7 +283,7 @@ def test_engines_share_kernels_and_nothing_else() -> None:
     assert len(found["quick"].residuals) == 2 * len(found["slow"].residuals)
 
 
-def test_what_was_learned_of_16_bits_says_nothing_of_narrower_products() -> None:
+def test_efficiency_learned_at_16_bits_says_nothing_of_narrower_products() -> None:
     def predict(efficiency: Efficiency) -> list[Measurement]:
         return [replace(row, narrow=False) for row in steps_as(TRUTH)(efficiency)]
 
@@ -302,7 +302,7 @@ def test_what_was_learned_of_16_bits_says_nothing_of_narrower_products() -> None
         {"requests": 0.4},
     ],
 )
-def test_what_is_far_from_all_that_was_seen_is_refused(asked: dict[str, float]) -> None:
+def test_a_configuration_far_from_all_measurements_is_refused(asked: dict[str, float]) -> None:
     found = calibrate(steps_as(TRUTH), DEFAULT_EFFICIENCY)
     near = Conditions(prompt_tokens=16_000, requests=400, devices=8)
     found.check(near, "near")

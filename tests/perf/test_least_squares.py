@@ -200,7 +200,7 @@ def test_after_clean_rows_a_change_of_a_twentieth_is_no_outlier() -> None:
     assert fit.clipped_rows == clipped
 
 
-def test_a_coefficient_that_rests_on_a_bound_is_not_led_out_by_rounding() -> None:
+def test_rounding_moves_no_coefficient_out_of_its_bounds() -> None:
     rng = Random(5)
     for _ in range(200):
         low, prior, high = sorted(rng.uniform(1e-6, 1e-2) for _ in range(3))
@@ -356,7 +356,7 @@ def test_nothing_within_the_bounds_is_better(seed: int) -> None:
         assert best <= cost(rows, targets, weights, unknowns, other) + 1e-9
 
 
-def test_what_no_row_has_a_part_in_stays_where_it_is_believed_to_be() -> None:
+def test_a_coefficient_that_no_row_measures_keeps_its_prior() -> None:
     found = solve_bounded(
         [[1.0, 0.0]],
         [3.0],
@@ -375,7 +375,7 @@ def test_more_rows_of_the_same_make_nothing_surer() -> None:
     assert one[0] < 1.9995
 
 
-def test_what_may_lie_far_off_is_held_less() -> None:
+def test_a_coefficient_with_a_wide_prior_moves_more_easily() -> None:
     near, far = (
         solve_bounded([[1.0]], [1.5], [1.0], [Prior(1.0, 0.0, high)])[0] for high in (1.6, 9.0)
     )

@@ -161,7 +161,7 @@ def test_no_layer_is_lost_or_held_twice_in_a_pipeline(shape: ModelShape, pp: int
 
 
 @given(st.sampled_from(list(KNOWN_MODELS.values())), st.integers(1, 16))
-def test_devices_side_by_side_hold_the_model_and_what_cannot_be_split(
+def test_tensor_parallel_devices_hold_the_model_and_its_unsplit_parts(
     shape: ModelShape, tp: int
 ) -> None:
     split = ModelSplit(shape=shape, tp=tp)
@@ -205,7 +205,7 @@ def test_a_split_into_nothing_is_refused(tp: int, pp: int) -> None:
 # --------------------------------------------------------------------------- fitting
 
 
-def test_the_terms_add_up_to_what_is_usable() -> None:
+def test_the_terms_add_up_to_the_usable_memory() -> None:
     found = question("Llama-3.1-70B").fit(4, 1)
     terms = found.weights_bytes + found.activation_bytes + found.runtime_bytes + found.kv_bytes
     assert terms == pytest.approx(found.usable_bytes)
@@ -338,7 +338,7 @@ def refusal(asked: MemoryModel, tp: int = 1, pp: int = 1) -> InsufficientMemory:
     return caught.value
 
 
-def test_weights_that_do_not_fit_are_named_with_what_is_too_much() -> None:
+def test_weights_that_do_not_fit_are_named_with_their_excess() -> None:
     error = refusal(question("Llama-3.1-405B"), tp=8)
     assert error.term == "weights"
     assert error.excess_bytes / 1e9 == pytest.approx(811.7 / 8 - 0.9 * 0.988 * 85.9, abs=0.1)
@@ -361,7 +361,7 @@ def test_a_kv_cache_that_does_not_fit_is_named_with_the_tokens_it_is_to_hold() -
     assert error.min_parallelism == (2, 1)
 
 
-def test_what_is_over_is_what_was_missing() -> None:
+def test_the_excess_is_the_missing_memory() -> None:
     """With that much more memory it would just have fitted."""
     asked = question("Llama-3.1-70B", "H100")
     error = refusal(asked)

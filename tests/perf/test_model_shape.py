@@ -159,7 +159,7 @@ def test_a_config_that_lacks_a_key_is_refused_by_its_name(key: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, "32", 3.5, True])
-def test_a_senseless_value_is_refused_with_what_it_is(value: object) -> None:
+def test_a_senseless_value_is_refused_and_shown(value: object) -> None:
     with pytest.raises(UnknownModel, match=f"'num_hidden_layers': got {value!r}"):
         from_config({**LLAMA_8B, "num_hidden_layers": value}, name="mine")
 
@@ -187,7 +187,7 @@ def test_heads_that_do_not_divide_the_hidden_size_need_a_dimension_of_their_own(
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "qwen3_next", "t5", "jamba"])
-def test_what_is_no_decoder_of_attention_layers_is_refused(model_type: str) -> None:
+def test_a_model_without_decoder_attention_layers_is_refused(model_type: str) -> None:
     with pytest.raises(UnknownModel, match=f"got model_type '{model_type}'"):
         from_config({**LLAMA_8B, "model_type": model_type}, name="mine")
 
@@ -297,7 +297,7 @@ def test_a_config_says_how_weights_are_stored(said: dict[str, object], dtype: Dt
         ),
     ],
 )
-def test_a_name_is_understood_with_what_people_add_to_it(
+def test_a_name_is_recognized_with_its_usual_suffixes(
     said: str, hub_id: str, dtype: Dtype | None
 ) -> None:
     assert find_shape(said).name == hub_id
@@ -326,7 +326,7 @@ def test_an_unknown_model_is_answered_with_near_names() -> None:
     assert "config.json" in caught.value.remedy
 
 
-def test_nothing_is_hinted_of_a_model_that_nobody_knows() -> None:
+def test_an_unknown_model_gets_no_hint() -> None:
     assert dtype_hint("someone/something") is None
     assert dtype_hint("someone/something-fp8") is Dtype.FP8
 

@@ -175,7 +175,7 @@ def test_layers_with_a_window_read_no_more_than_it() -> None:
     assert timing.step_s(prefill(8000)) < full.step_s(prefill(8000))
 
 
-def test_what_latent_attention_reads_is_not_shared_out() -> None:
+def test_reads_of_latent_attention_are_not_divided_among_devices() -> None:
     few = replace(DEEPSEEK, heads=64)
     one, eight = (Roofline(few, H100, tp=tp).parts(decode(16, 8000)) for tp in (1, 8))
     assert one.attention_s == pytest.approx(eight.attention_s)

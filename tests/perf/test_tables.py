@@ -127,7 +127,7 @@ GRID = AttentionGrid(
 
 
 @given(st.integers(64, 5000), st.integers(0, 9000), st.integers(1, 300), st.integers(16, 30_000))
-def test_a_grid_is_exact_for_what_is_linear_in_each(
+def test_a_grid_is_exact_for_functions_linear_in_each_axis(
     chunk: int, context: int, decodes: int, behind: int
 ) -> None:
     expected = seconds(chunk, context, decodes, behind)
@@ -171,7 +171,7 @@ def test_several_chunks_take_less_than_one_of_all_and_more_than_one_of_them() ->
     assert one < two <= whole + 1e-5
 
 
-def test_a_chunk_behind_others_is_looked_up_by_what_lies_before_it() -> None:
+def test_a_later_chunk_is_looked_up_by_the_context_before_it() -> None:
     batch = StepBatch(
         prefill_tokens=256,
         prefill_requests=1,

@@ -91,7 +91,7 @@ def test_both_pools_gpus_count() -> None:
 # ------------------------------------------------------------------- what is taken
 
 
-def test_what_carries_most_is_taken_and_the_simplest_of_equals() -> None:
+def test_the_fleet_that_carries_most_is_chosen_and_the_simplest_of_equals() -> None:
     alone, split = candidate(FleetKind.COLOCATED, 9.7), candidate(FleetKind.DISAGGREGATED, 10.0)
     clearly = candidate(FleetKind.DISAGGREGATED, 20.0)
 
@@ -278,7 +278,7 @@ def test_late_first_tokens_are_for_the_network_when_that_is_full() -> None:
     assert bound(FleetKind.COLOCATED, over, mix) is not Constraint.NETWORK
 
 
-def test_streams_that_fill_the_cache_or_the_batch_are_told_apart() -> None:
+def test_streams_that_fill_the_cache_or_the_batch_are_distinguished() -> None:
     # 20,000 blocks of 16 are 320,000 tokens; 200 streams of 2,000 fill them
     long = MeanRequest(prompt_tokens=1900, output_tokens=200)
     many = trial(50.0, holds=False, late_first_token_fraction=0.3)

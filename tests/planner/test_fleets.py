@@ -109,7 +109,7 @@ def test_more_gpus_never_should_carry_less(
 
 
 @given(rates, st.sampled_from(list(FleetKind)), st.integers(3, 14))
-def test_what_is_proposed_for_a_stock_is_the_best_of_all_fleets_in_it(
+def test_the_proposal_for_a_stock_is_the_best_of_all_fleets_in_it(
     known: dict[RateKey, float], kind: FleetKind, gpus: int
 ) -> None:
     stock = GpuBudget(gpus=gpus, limit_by_accelerator={})
@@ -128,7 +128,7 @@ def test_what_is_proposed_for_a_stock_is_the_best_of_all_fleets_in_it(
 
 @settings(max_examples=40)
 @given(rates, st.sampled_from(list(FleetKind)), st.floats(1, 60))
-def test_what_is_proposed_for_a_rate_is_the_cheapest_of_all_fleets_that_carry_it(
+def test_the_proposal_for_a_rate_is_the_cheapest_of_all_fleets_that_carry_it(
     known: dict[RateKey, float], kind: FleetKind, rate: float
 ) -> None:
     def enough(one: PlannedFleet) -> bool:
@@ -148,7 +148,7 @@ def test_what_is_proposed_for_a_rate_is_the_cheapest_of_all_fleets_that_carry_it
 
 
 @given(rates, st.sampled_from(list(FleetKind)), st.floats(1, 60))
-def test_from_what_is_proposed_for_a_rate_no_replica_can_be_taken(
+def test_no_replica_can_be_removed_from_the_proposal_for_a_rate(
     known: dict[RateKey, float], kind: FleetKind, rate: float
 ) -> None:
     def enough(one: PlannedFleet) -> bool:

@@ -51,7 +51,7 @@ def test_nothing_takes_more_than_there_is(most: Plan) -> None:
     assert all(candidate.fleet.gpus <= 2 for candidate in most.candidates)
 
 
-def test_what_is_answered_was_attained_in_a_simulated_run(most: Plan) -> None:
+def test_the_answer_was_attained_in_a_simulated_run(most: Plan) -> None:
     assert most.best is not None
     trial = most.best.best_trial
     assert trial is not None
@@ -59,7 +59,7 @@ def test_what_is_answered_was_attained_in_a_simulated_run(most: Plan) -> None:
     assert trial.rate_per_s * most.best.scale_factor == pytest.approx(most.best.rate_per_s)
 
 
-def test_what_binds_is_said_with_figures(most: Plan) -> None:
+def test_the_binding_limit_is_reported_with_figures(most: Plan) -> None:
     assert most.bottleneck is not None
     assert "%" in most.bottleneck.reason or "requests/s" in most.bottleneck.reason
 
@@ -180,7 +180,7 @@ def test_a_time_per_token_below_one_reading_of_the_weights_is_physically_out_of_
     assert "h100_sxm tp8" in refused.verdict
 
 
-def test_what_only_engines_are_too_slow_for_is_not_called_physical() -> None:
+def test_an_objective_that_only_engines_miss_is_not_called_physical() -> None:
     refused = plan(llama_on("H100", ttft_s=None, tpot_s=0.0065))
 
     (bound,) = refused.unreachable_objectives

@@ -151,7 +151,7 @@ def test_doing_both_never_carries_more_than_either_alone(mix: MeanRequest, tpot_
     assert both <= decode_rate(engine, mix, tpot_s) * 1.1 + 1e-9
 
 
-def test_a_prompt_in_chunks_attends_to_what_was_computed_before() -> None:
+def test_a_chunk_of_a_prompt_attends_to_its_computed_part() -> None:
     engine = settings_on("H100")
     whole = prefill_s(engine.timing, 16_384, budget_tokens=16_384)
     halves = prefill_s(engine.timing, 16_384, budget_tokens=8_192)
@@ -208,7 +208,7 @@ def test_memory_bounds_how_many_streams_there_are() -> None:
     assert max_concurrent_requests(replace(engine, max_running_requests=1), mix) == 1
 
 
-def test_nobody_decodes_when_one_step_is_too_slow() -> None:
+def test_no_decode_rate_exists_when_one_step_is_too_slow() -> None:
     engine = settings_on("H100")
     mix = MeanRequest(prompt_tokens=1000, output_tokens=100)
 
@@ -273,7 +273,7 @@ def test_a_little_more_rate_adds_requests_and_takes_none_away() -> None:
     assert kept[0] < kept[1]
 
 
-def test_a_trace_that_is_too_short_begins_anew_with_prompts_of_its_own() -> None:
+def test_a_trace_that_is_too_short_repeats_with_new_prompts() -> None:
     short = Trace(
         name="short",
         requests=tuple(TraceRequest(float(n), 1024, 10, (n, n + 100), f"s{n}") for n in range(10)),
@@ -286,7 +286,7 @@ def test_a_trace_that_is_too_short_begins_anew_with_prompts_of_its_own() -> None
     assert len({request.session_id for request in sample.requests}) == len(sample)
 
 
-def test_copies_share_nothing_but_what_they_shared_within() -> None:
+def test_copies_share_only_blocks_shared_within_the_original() -> None:
     twice = Trace(
         name="twice",
         requests=tuple(TraceRequest(n / 10, 1024, 10, (7, n)) for n in range(1_000)),
@@ -333,7 +333,7 @@ def gaps(trace: Trace) -> dict[str, list[float]]:
     }
 
 
-def test_scaled_traffic_keeps_arrivals_and_what_is_shared() -> None:
+def test_scaled_traffic_keeps_arrivals_and_shared_prefixes() -> None:
     longer = TrafficSampler(CONV).scaled(prompts=2.0, outputs=0.5).trace
 
     assert [request.at_s for request in longer.requests] == [
@@ -352,7 +352,7 @@ def outcome(ttft_s: float = 0.5, tpot_s: float = 0.05, *, ok: bool = True) -> Ou
     return Outcome(0.0, 100, 20, 10 if ok else 0, ttft_s, tpot_s, 2.0, ok)
 
 
-def judged(outcomes: list[Outcome], *, duty: Duty = Duty.BOTH, spent_s: float = 0.0) -> Trial:
+def trial_of(outcomes: list[Outcome], *, duty: Duty = Duty.BOTH, spent_s: float = 0.0) -> Trial:
     requests = [TraceRequest(float(n), 100, 10) for n in range(len(outcomes))]
     return evaluate_trial(
         1.0, requests, outcomes, (CLASS,), DutyRequirement(duty=duty, elsewhere_s=spent_s)
@@ -360,7 +360,7 @@ def judged(outcomes: list[Outcome], *, duty: Duty = Duty.BOTH, spent_s: float = 
 
 
 def test_requests_that_found_an_empty_engine_do_not_count() -> None:
-    trial = judged([outcome(ttft_s=9.0)] * 10 + [outcome()] * 20)
+    trial = trial_of([outcome(ttft_s=9.0)] * 10 + [outcome()] * 20)
 
     assert trial.attainment == 1
     assert trial.requests == 20
@@ -368,7 +368,7 @@ def test_requests_that_found_an_empty_engine_do_not_count() -> None:
 
 def test_a_run_holds_when_the_share_that_is_wanted_meets_everything() -> None:
     late = [outcome(ttft_s=1.1)] * 3 + [outcome(tpot_s=0.2)] * 3
-    trial = judged([outcome()] * 15 + [outcome()] * 24 + late)
+    trial = trial_of([outcome()] * 15 + [outcome()] * 24 + late)
 
     assert trial.attainment == pytest.approx(24 / 30)
     assert not trial.holds
@@ -378,13 +378,13 @@ def test_a_run_holds_when_the_share_that_is_wanted_meets_everything() -> None:
 
 
 def test_a_request_without_output_is_late() -> None:
-    trial = judged([outcome()] * 10 + [outcome(float("inf"), ok=False)] * 20)
+    trial = trial_of([outcome()] * 10 + [outcome(float("inf"), ok=False)] * 20)
 
     assert trial.attainment == 0
     assert trial.late_first_token_fraction == 1
 
 
-def test_prefill_is_held_to_what_the_rest_of_the_way_leaves_of_the_first_token() -> None:
+def test_prefill_gets_the_rest_of_the_ttft_objective() -> None:
     held = DutyRequirement(duty=Duty.PREFILL, elsewhere_s=0.4)
 
     assert held.limits(AIMS) == Objectives(ttft_s=0.6)
@@ -441,7 +441,7 @@ def queueing(growth: float, *, seconds: int, base_s: float = 0.1) -> Trial:
     outcomes = [
         outcome(base_s + growth * n / 10)._replace(arrived_at_s=n / 10) for n in range(10 * seconds)
     ]
-    return judged(outcomes)
+    return trial_of(outcomes)
 
 
 def test_a_queue_that_grows_does_not_hold_even_while_it_is_not_late_yet() -> None:
@@ -469,7 +469,7 @@ def test_one_long_prompt_at_the_end_is_no_queue() -> None:
     outcomes = [outcome(0.1)._replace(arrived_at_s=n / 10) for n in range(60)]
     outcomes[-1] = outcomes[-1]._replace(ttft_s=0.9)
 
-    assert judged(outcomes).holds
+    assert trial_of(outcomes).holds
 
 
 # ---------- the search for the highest rate that holds

@@ -25,7 +25,7 @@ CHAT = Slo(name="chat", ttft_s=1.0, tpot_s=0.05)
 PATIENCE_S = 30.0
 
 
-def verdict(
+def decision_of(
     slo: Slo = CHAT,
     *,
     overrun_s: float = 0.0,
@@ -46,24 +46,24 @@ def verdict(
 
 
 def test_one_that_is_predicted_to_be_in_time_is_let_in() -> None:
-    assert verdict() == Admit(AdmissionReason.MEETS_SLO)
+    assert decision_of() == Admit(AdmissionReason.MEETS_SLO)
 
 
-def test_one_that_is_predicted_to_be_late_is_turned_away_and_told_by_how_much() -> None:
-    found = verdict(engine_queue_s=1.2)
+def test_a_request_predicted_late_is_rejected_with_its_delay() -> None:
+    found = decision_of(engine_queue_s=1.2)
     assert isinstance(found, Shed)
     assert found.ttft_s == pytest.approx(1.4)
     assert found.ttft_limit_s == pytest.approx(0.9)
     assert found.retry_after_s == pytest.approx(0.5)
 
 
-def test_what_it_has_waited_already_counts() -> None:
-    assert isinstance(verdict(waited_s=0.65), Admit)
-    assert isinstance(verdict(waited_s=0.75), Shed)
+def test_time_already_waited_counts() -> None:
+    assert isinstance(decision_of(waited_s=0.65), Admit)
+    assert isinstance(decision_of(waited_s=0.75), Shed)
 
 
 def test_one_that_can_wait_for_the_engine_waits_here() -> None:
-    found = verdict(engine_queue_s=0.3)
+    found = decision_of(engine_queue_s=0.3)
     assert isinstance(found, Enqueue)
     assert found.reason is AdmissionReason.ENGINE_QUEUE
     assert found.reevaluate_after_s == pytest.approx(0.25)
@@ -71,71 +71,71 @@ def test_one_that_can_wait_for_the_engine_waits_here() -> None:
 
 
 def test_a_queued_request_stays_until_its_objective_is_hardly_attainable() -> None:
-    assert isinstance(verdict(waited_s=0.75), Shed)
-    assert isinstance(verdict(waited_s=0.75, held=True), Admit)
-    assert isinstance(verdict(waited_s=0.65, held=True, overrun_s=0.4), Admit)
-    assert isinstance(verdict(waited_s=0.78, held=True), Shed)
+    assert isinstance(decision_of(waited_s=0.75), Shed)
+    assert isinstance(decision_of(waited_s=0.75, held=True), Admit)
+    assert isinstance(decision_of(waited_s=0.65, held=True, overrun_s=0.4), Admit)
+    assert isinstance(decision_of(waited_s=0.78, held=True), Shed)
 
 
 def test_after_queue_timeouts_a_request_must_be_earlier_to_be_queued() -> None:
-    assert isinstance(verdict(engine_queue_s=0.69), Enqueue)
-    assert isinstance(verdict(waited_s=0.69, misprediction_rate=1.0), Admit)
-    assert isinstance(verdict(engine_queue_s=0.64, misprediction_rate=0.5), Enqueue)
-    assert isinstance(verdict(engine_queue_s=0.66, misprediction_rate=0.5), Shed)
-    assert isinstance(verdict(engine_queue_s=0.59, misprediction_rate=1.0), Enqueue)
-    found = verdict(engine_queue_s=0.61, misprediction_rate=1.0)
+    assert isinstance(decision_of(engine_queue_s=0.69), Enqueue)
+    assert isinstance(decision_of(waited_s=0.69, misprediction_rate=1.0), Admit)
+    assert isinstance(decision_of(engine_queue_s=0.64, misprediction_rate=0.5), Enqueue)
+    assert isinstance(decision_of(engine_queue_s=0.66, misprediction_rate=0.5), Shed)
+    assert isinstance(decision_of(engine_queue_s=0.59, misprediction_rate=1.0), Enqueue)
+    found = decision_of(engine_queue_s=0.61, misprediction_rate=1.0)
     assert isinstance(found, Shed)
     assert found.ttft_limit_s == pytest.approx(0.8)
-    assert isinstance(verdict(engine_queue_s=0.61, misprediction_rate=1.0, held=True), Enqueue)
+    assert isinstance(decision_of(engine_queue_s=0.61, misprediction_rate=1.0, held=True), Enqueue)
 
 
 def test_the_step_that_an_engine_is_in_is_no_queue() -> None:
-    assert isinstance(verdict(engine_queue_s=0.3, current_step_s=0.25), Admit)
+    assert isinstance(decision_of(engine_queue_s=0.3, current_step_s=0.25), Admit)
 
 
-def test_a_queue_that_it_chooses_while_others_are_idle_holds_nobody_up() -> None:
-    assert isinstance(verdict(engine_queue_s=0.3, idle_elsewhere=True), Admit)
+def test_a_chosen_engine_queue_beside_idle_replicas_delays_no_admission() -> None:
+    assert isinstance(decision_of(engine_queue_s=0.3, idle_elsewhere=True), Admit)
 
 
 def test_one_whose_turn_is_yet_to_come_waits_or_goes_by_how_long_that_takes() -> None:
-    held = verdict(queue_wait_s=0.4, engine_queue_s=0.1)
+    held = decision_of(queue_wait_s=0.4, engine_queue_s=0.1)
     assert isinstance(held, Enqueue)
     assert held.reason is AdmissionReason.BEHIND_OTHERS
     # Turns are taken to last a quarter longer; the first of them begins when the engine is free.
     assert held.ttft_s == pytest.approx(0.1 + 0.4 * 1.25 + 0.2)
-    assert isinstance(verdict(queue_wait_s=0.57, engine_queue_s=0.0), Shed)
+    assert isinstance(decision_of(queue_wait_s=0.57, engine_queue_s=0.0), Shed)
 
 
 def test_one_that_would_not_get_its_pace_waits_for_streams_to_end() -> None:
-    found = verdict(tpot_s=0.0471, unloaded_tpot_s=0.02)
+    found = decision_of(tpot_s=0.0471, unloaded_tpot_s=0.02)
     assert isinstance(found, Enqueue)
     assert found.reason is AdmissionReason.TPOT_UNATTAINABLE
-    assert isinstance(verdict(tpot_s=0.0469, unloaded_tpot_s=0.02), Admit)
+    assert isinstance(decision_of(tpot_s=0.0469, unloaded_tpot_s=0.02), Admit)
 
 
-def test_a_pace_that_an_idle_fleet_has_not_either_keeps_nobody_out() -> None:
-    assert isinstance(verdict(tpot_s=0.3, unloaded_tpot_s=0.1), Admit)
+def test_a_tpot_that_an_idle_fleet_misses_too_rejects_no_request() -> None:
+    assert isinstance(decision_of(tpot_s=0.3, unloaded_tpot_s=0.1), Admit)
 
 
 def test_one_that_would_break_streams_of_its_rank_waits() -> None:
-    found = verdict(streams_broken=0.6)
+    found = decision_of(streams_broken=0.6)
     assert isinstance(found, Enqueue)
     assert found.reason is AdmissionReason.INTERFERENCE
-    assert isinstance(verdict(streams_broken=0.4), Admit)
+    assert isinstance(decision_of(streams_broken=0.4), Admit)
 
 
 def test_a_prompt_too_long_for_its_objective_is_served_when_there_is_room() -> None:
-    assert isinstance(verdict(unqueued_ttft_s=1.5), Admit)
-    found = verdict(unqueued_ttft_s=1.5, engine_queue_s=1.0)
+    assert isinstance(decision_of(unqueued_ttft_s=1.5), Admit)
+    found = decision_of(unqueued_ttft_s=1.5, engine_queue_s=1.0)
     assert isinstance(found, Enqueue)
     assert found.slack_s == pytest.approx(PATIENCE_S)
-    assert isinstance(verdict(unqueued_ttft_s=1.5, waited_s=PATIENCE_S + 0.1), Shed)
+    assert isinstance(decision_of(unqueued_ttft_s=1.5, waited_s=PATIENCE_S + 0.1), Shed)
 
 
 def test_a_request_without_objectives_is_never_rejected_by_prediction() -> None:
-    assert isinstance(verdict(NO_SLO, engine_queue_s=1000.0), Enqueue)
-    assert isinstance(verdict(NO_SLO, queue_wait_s=1000.0), Enqueue)
-    assert isinstance(verdict(NO_SLO), Admit)
+    assert isinstance(decision_of(NO_SLO, engine_queue_s=1000.0), Enqueue)
+    assert isinstance(decision_of(NO_SLO, queue_wait_s=1000.0), Enqueue)
+    assert isinstance(decision_of(NO_SLO), Admit)
 
 
 def test_without_objectives_only_a_queue_causes_a_rejection() -> None:
@@ -146,14 +146,14 @@ def test_without_objectives_only_a_queue_causes_a_rejection() -> None:
 
 
 def test_where_first_tokens_come_late_more_is_kept_free() -> None:
-    assert isinstance(verdict(waited_s=0.5), Admit)
-    assert isinstance(verdict(waited_s=0.5, overrun_s=0.35), Shed)
+    assert isinstance(decision_of(waited_s=0.5), Admit)
+    assert isinstance(decision_of(waited_s=0.5, overrun_s=0.35), Shed)
 
 
-def test_however_bad_predictions_are_half_of_what_is_left_is_for_waiting() -> None:
+def test_half_of_the_remaining_time_is_for_waiting_however_bad_predictions_are() -> None:
     found = ttft_limit(CHAT, 0.2, overrun_s=99.0, options=OPTIONS, queue_timeout_s=PATIENCE_S)
     assert found.limit_s == pytest.approx(1.0 - 0.4)
-    assert isinstance(verdict(overrun_s=99.0), Admit)
+    assert isinstance(decision_of(overrun_s=99.0), Admit)
 
 
 def test_one_that_just_misses_its_margin_cannot_be_met() -> None:
@@ -169,10 +169,10 @@ RANK = {Admit: 0, Enqueue: 1, Shed: 2}
 
 
 @given(SECONDS, SECONDS, SECONDS, st.one_of(st.none(), SECONDS), SECONDS)
-def test_to_wait_longer_never_makes_anybody_more_welcome(
+def test_a_longer_wait_never_makes_admission_more_likely(
     waited_s: float, alone_s: float, queue_s: float, turn_s: float | None, more_s: float
 ) -> None:
-    before = verdict(
+    before = decision_of(
         waited_s=waited_s, unqueued_ttft_s=alone_s, engine_queue_s=queue_s, queue_wait_s=turn_s
     )
     for change in ("waited_s", "engine_queue_s", "queue_wait_s"):
@@ -184,15 +184,15 @@ def test_to_wait_longer_never_makes_anybody_more_welcome(
         }
         old = seen[change]
         if old is not None:
-            after = verdict(CHAT, **{**seen, change: old + more_s})  # type: ignore[arg-type]  # as above
+            after = decision_of(CHAT, **{**seen, change: old + more_s})  # type: ignore[arg-type]  # as above
             assert RANK[type(after)] >= RANK[type(before)], change
 
 
 @given(SECONDS, SECONDS, SECONDS, st.one_of(st.none(), SECONDS))
-def test_nobody_is_let_in_before_its_turn_or_late(
+def test_no_request_is_admitted_before_its_turn_or_late(
     waited_s: float, alone_s: float, queue_s: float, turn_s: float | None
 ) -> None:
-    found = verdict(
+    found = decision_of(
         waited_s=waited_s, unqueued_ttft_s=alone_s, engine_queue_s=queue_s, queue_wait_s=turn_s
     )
     if isinstance(found, Admit):

@@ -77,7 +77,7 @@ def test_a_first_token_forgives_nothing() -> None:
     assert made.circuit_state("a", 0.0) is CircuitState.OPEN
 
 
-def test_an_open_circuit_lets_nobody_in_until_its_pause_is_over_and_then_one() -> None:
+def test_an_open_circuit_admits_no_leg_until_its_time_is_over_and_then_one() -> None:
     made = opened()
     assert not made.allows_request("a", 0.99)
     assert made.allows_request("a", 1.0)
@@ -86,7 +86,7 @@ def test_an_open_circuit_lets_nobody_in_until_its_pause_is_over_and_then_one() -
     assert not made.allows_request("a", 1.0)
 
 
-def test_a_trial_that_speaks_closes_the_circuit() -> None:
+def test_a_trial_with_output_closes_the_circuit() -> None:
     made = opened()
     made.on_leg_started("a", "trial")
     made.on_first_output("a", "trial", 1.5)
@@ -101,7 +101,7 @@ def test_a_trial_that_fails_opens_it_again_for_longer() -> None:
     assert pause_s(made, 1.0) == 2.0
 
 
-def test_a_trial_that_ends_without_a_verdict_makes_room_for_another() -> None:
+def test_a_trial_that_ends_without_a_result_makes_room_for_another() -> None:
     made = opened()
     made.on_leg_started("a", "trial")
     made.on_leg_ended("a", "trial")
@@ -117,14 +117,14 @@ def test_legs_from_before_it_opened_say_nothing_new() -> None:
     assert made.openings == 1
 
 
-def test_who_is_used_because_there_is_nobody_else_may_prove_well_amid_its_pause() -> None:
+def test_a_replica_used_for_lack_of_others_may_recover_while_open() -> None:
     made = opened()
     made.on_leg_started("a", "forced")
     made.on_first_output("a", "forced", 0.5)
     assert made.circuit_state("a", 0.5) is CircuitState.CLOSED
 
 
-def test_what_fails_amid_a_pause_does_not_prolong_it() -> None:
+def test_a_failure_while_open_does_not_prolong_it() -> None:
     made = opened()
     made.on_leg_started("a", "forced")
     assert not made.on_leg_failed("a", "forced", 0.5, "it broke")
@@ -196,7 +196,7 @@ _HAPPENINGS = st.lists(
 
 
 @given(_HAPPENINGS)
-def test_whatever_happens_a_pause_is_bounded_and_half_open_has_one_trial(
+def test_the_open_time_is_bounded_and_half_open_has_one_trial(
     happenings: list[tuple[str, str, float]],
 ) -> None:
     made, now_s, live = breakers(), 0.0, set()

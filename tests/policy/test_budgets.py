@@ -31,7 +31,7 @@ class Twin:
     st.floats(0.1, 5.0),
     st.lists(st.tuples(st.integers(0, 300), st.floats(0.0, 40.0)), max_size=20),
 )
-def test_a_bucket_lets_through_what_a_slow_one_does(
+def test_a_bucket_admits_the_same_as_its_slow_twin(
     rate: float, burst_s: float, asked: list[tuple[int, float]]
 ) -> None:
     bucket, twin, at_ms = TokenBucket(rate, burst_s=burst_s, now_s=0.0), Twin(rate, burst_s), 0
@@ -46,7 +46,7 @@ def test_a_bucket_lets_through_what_a_slow_one_does(
             twin.level -= amount
 
 
-def test_what_is_more_than_a_bucket_holds_passes_when_it_is_full_and_leaves_a_debt() -> None:
+def test_a_charge_beyond_the_burst_passes_when_full_and_leaves_a_debt() -> None:
     bucket = TokenBucket(10.0, burst_s=1.0, now_s=0.0)
     assert bucket.wait_s(100.0, 0.0) == 0.0
     bucket.spend(100.0)
@@ -93,7 +93,7 @@ def test_shares_come_to_the_limit_and_never_to_more(limit: float, wanted: list[f
 
 
 @given(RATES, WANTED)
-def test_nobody_has_more_than_it_wants_while_another_has_less(
+def test_no_ingress_has_more_than_its_demand_while_another_has_less(
     limit: float, wanted: list[float]
 ) -> None:
     shares = max_min_shares(limit, wanted)
@@ -145,7 +145,7 @@ def test_senseless_rates_count_as_none() -> None:
         assert entry["t"].requests_per_s == pytest.approx(10 / 3)
 
 
-def test_with_nobody_to_deal_to_nothing_is_dealt() -> None:
+def test_without_claims_no_share_is_given() -> None:
     limited = Tenant(name="acme", rate=RateLimit(requests_per_s=5.0), max_in_flight=3)
     assert allocate_quotas([limited], {}) == {}
 
@@ -184,7 +184,7 @@ def test_requests_without_tokens_leave_half_for_those_that_have_some() -> None:
     assert taken(made, 0.0, carries=True) == 12
 
 
-def test_what_is_older_than_the_window_does_not_count() -> None:
+def test_entries_older_than_the_window_do_not_count() -> None:
     made = budget(arrivals=100)
     taken(made, 0.0, carries=True)
     assert not made.spend(8.9, has_output=True)

@@ -77,7 +77,7 @@ def test_every_queued_request_is_served_exactly_once(asked: list[tuple[str, floa
     st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.05, 1.0)), min_size=1, max_size=40),
     st.floats(0.05, 1.0),
 )
-def test_the_work_ahead_of_a_newcomer_is_what_is_served_before_it_to_within_a_request_each(
+def test_work_ahead_is_the_work_served_before_a_request_to_within_one_per_flow(
     asked: list[tuple[str, float]], own: float
 ) -> None:
     weights = {"a": 1.0, "b": 2.0, "c": 4.0}
@@ -94,7 +94,7 @@ def test_the_work_ahead_of_a_newcomer_is_what_is_served_before_it_to_within_a_re
     assert abs(before - predicted) <= 3 * 1.0 + 1e-9
 
 
-def test_a_newcomer_of_an_idle_flow_has_only_its_share_of_the_others_before_it() -> None:
+def test_an_idle_flow_waits_only_for_its_share_of_the_others() -> None:
     queue = queue_of(*[one("a", 1.0) for _ in range(10)])
     assert queue.work_ahead_s("b", weight=1.0, begin_by_s=0.0) == 0.0
     assert queue.work_ahead_s("a", weight=1.0, begin_by_s=0.0) == 10.0
@@ -133,7 +133,7 @@ def test_a_flow_alone_has_everything() -> None:
     assert len(served(queue)) == 5
 
 
-def test_inside_a_flow_whoever_must_begin_first_comes_first() -> None:
+def test_inside_a_flow_the_earliest_deadline_comes_first() -> None:
     queue = queue_of(one(by_s=3.0, name="late"), one(by_s=1.0, name="soon"), one(by_s=2.0))
     assert [each.start_deadline_s for each in served(queue)] == [1.0, 2.0, 3.0]
 
@@ -143,7 +143,7 @@ def test_among_equals_the_one_that_came_first_comes_first() -> None:
     assert [w.request_id for w in served(queue_of(*[one(name=n) for n in names]))] == names
 
 
-def test_one_in_a_hurry_stands_in_front_while_nobody_is_late_because_of_it() -> None:
+def test_an_urgent_request_goes_first_while_it_makes_no_other_late() -> None:
     queue = queue_of(one(work=1.0, by_s=10.0), one(work=1.0, by_s=11.0))
     hurried = one(work=1.0, by_s=0.5)
     assert queue.assign_position(hurried, now_s=0.0, rate=1.0) == hurried
@@ -151,7 +151,7 @@ def test_one_in_a_hurry_stands_in_front_while_nobody_is_late_because_of_it() -> 
     assert queue.assign_position(hurried, now_s=0.0, rate=0.1).start_deadline_s == 11.0
 
 
-def test_a_flow_has_only_its_share_of_the_rate_when_it_is_seen_who_would_be_late() -> None:
+def test_a_flow_has_only_its_share_of_the_rate_in_the_check_for_lateness() -> None:
     queue = queue_of(one("a", 1.0, by_s=1.5), one("b", 1.0, weight=3.0, by_s=9.0))
     hurried = one("a", 1.0, by_s=0.5)
     assert queue.assign_position(hurried, now_s=0.0, rate=1.0).start_deadline_s == 1.5
@@ -171,7 +171,7 @@ def test_one_that_leaves_takes_its_work_along() -> None:
     assert queue.queued_work_s == 0.0
 
 
-def test_the_newest_is_who_came_last_of_those_who_wait() -> None:
+def test_the_newest_is_the_last_arrival_in_the_queue() -> None:
     queue = queue_of(one(name="x"), one(name="y", by_s=-1.0), one(name="z"))
     assert queue.newest_id() == "z"
     queue.remove("z")
@@ -179,7 +179,7 @@ def test_the_newest_is_who_came_last_of_those_who_wait() -> None:
     assert FairQueue().newest_id() is None
 
 
-def test_idle_flows_are_forgotten_and_those_who_owe_are_not() -> None:
+def test_idle_flows_are_forgotten_and_flows_in_debt_are_not() -> None:
     queue = FairQueue()
     for number in range(3000):
         queue.serve_immediately(one(f"flow {number}", 1e-9))

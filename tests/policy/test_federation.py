@@ -56,7 +56,7 @@ def test_the_order_of_clusters_does_not_matter(
 
 
 @given(family=st.text(max_size=8), fleet=fleets, prefix_s=st.floats(0, 5))
-def test_a_silent_cluster_is_chosen_only_when_all_are(
+def test_an_unresponsive_cluster_is_chosen_only_when_all_are(
     family: str, fleet: list[ClusterView], prefix_s: float
 ) -> None:
     chosen = choose_cluster(family, fleet, prefix_prefill_s=prefix_s)
@@ -80,7 +80,7 @@ def test_a_family_leaves_home_when_the_wait_there_exceeds_what_its_cache_is_wort
         assert (chosen.cluster == home.name) == (why is ChoiceReason.HOME)
 
 
-def test_what_is_far_away_must_be_worth_the_way() -> None:
+def test_a_distant_cluster_must_be_worth_its_round_trip() -> None:
     home = home_cluster("f", CLUSTERS)
     far = [
         replace(cluster, round_trip_s=0.2) if cluster is home else cluster for cluster in CLUSTERS
@@ -89,7 +89,7 @@ def test_what_is_far_away_must_be_worth_the_way() -> None:
     assert choose_cluster("f", far, prefix_prefill_s=0.1).reason is ChoiceReason.OVERFLOWED
 
 
-def test_families_of_a_silent_home_meet_in_one_other_cluster_again() -> None:
+def test_families_of_an_unresponsive_home_meet_in_one_other_cluster() -> None:
     home = home_cluster("f", CLUSTERS)
     others = [cluster for cluster in CLUSTERS if cluster is not home]
     now = [
@@ -100,7 +100,7 @@ def test_families_of_a_silent_home_meet_in_one_other_cluster_again() -> None:
     assert chosen == (home_cluster("f", others).name, ChoiceReason.FAILED_OVER, home.name)
 
 
-def test_each_region_has_a_home_of_its_own_and_the_next_far_away_when_that_is_silent() -> None:
+def test_each_region_has_its_home_and_the_next_one_when_that_is_unresponsive() -> None:
     here = [
         replace(cluster, round_trip_s=0.0 if cluster.name in {"ams", "bos"} else 0.1)
         for cluster in CLUSTERS

@@ -87,7 +87,7 @@ times = st.floats(0.001, 10.0)
     pace_s=times,
     tokens=st.integers(2, 999),
 )
-def test_what_would_be_kept_by_holding_it_back_is_never_broken(
+def test_an_early_first_token_breaks_no_objective_that_a_late_one_meets(
     slo: Slo, prefilled_s: float, handoff_s: float, pace_s: float, tokens: int
 ) -> None:
     found = plan_first_token(
@@ -113,7 +113,7 @@ def test_what_would_be_kept_by_holding_it_back_is_never_broken(
 TIMING = LinearTiming(per_step_s=0.01, per_token_s=0.0001, per_stream_s=0.001)
 
 
-def newcomer(
+def incoming(
     horizon_s: float = 0.0, *, share: float = 0.0, output: float = 100.0
 ) -> IncomingRequest:
     return IncomingRequest(horizon_s, 1000, output, share)
@@ -124,7 +124,7 @@ def streams(pace: float) -> float:
     return (pace - 0.01) / 0.001
 
 
-def test_a_look_adds_up_who_decodes_and_whose_prompts_are_computed() -> None:
+def test_an_observation_adds_up_decoding_streams_and_prompts_in_prefill() -> None:
     views = [
         replica_view("p0", role=Role.PREFILL, load=Load(running_requests=2, queued_requests=3)),
         replica_view("d0", load=Load(running_requests=5, kv_used_fraction=0.5)),
@@ -153,25 +153,25 @@ def test_without_a_decode_pool_prefill_replicas_decode() -> None:
 
 def test_at_once_the_pace_is_that_of_the_present_streams_and_one_more() -> None:
     seen = DecodeForecast(replicas=2, streams=20.0)
-    assert streams(predicted_tpot_s(seen, newcomer(), TIMING)) == pytest.approx(11)
+    assert streams(predicted_tpot_s(seen, incoming(), TIMING)) == pytest.approx(11)
 
 
 def test_prompts_that_are_computed_before_it_are_streams_by_then() -> None:
     seen = DecodeForecast(replicas=2, streams=20.0, prefilling=16.0)
-    assert streams(predicted_tpot_s(seen, newcomer(), TIMING)) == pytest.approx(19)
+    assert streams(predicted_tpot_s(seen, incoming(), TIMING)) == pytest.approx(19)
 
 
 def test_streams_that_end_before_its_prompt_is_computed_do_not_count() -> None:
     seen = DecodeForecast(replicas=1, streams=100.0)
     life_s = 100.0 * (0.01 + 0.101)
     left = 100 * exp(-0.5)
-    found = streams(predicted_tpot_s(seen, newcomer(life_s / 2), TIMING))
+    found = streams(predicted_tpot_s(seen, incoming(life_s / 2), TIMING))
     assert found == pytest.approx(left + 1, abs=1.0)
 
 
-def test_what_prompts_take_from_streams_makes_them_slower() -> None:
+def test_device_time_of_prompts_slows_streams_down() -> None:
     seen = DecodeForecast(replicas=1, streams=10.0)
-    alone, beside = (predicted_tpot_s(seen, newcomer(share=share), TIMING) for share in (0.0, 0.5))
+    alone, beside = (predicted_tpot_s(seen, incoming(share=share), TIMING) for share in (0.0, 0.5))
     assert beside == pytest.approx(2 * alone)
 
 
@@ -179,10 +179,10 @@ def test_where_there_is_no_room_for_it_there_is_no_pace() -> None:
     seen = DecodeForecast(
         replicas=2, streams=20.0, context_tokens=20_000.0, kv_capacity_tokens=40_000.0
     )
-    assert predicted_tpot_s(seen, newcomer(), TIMING) < 1.0
+    assert predicted_tpot_s(seen, incoming(), TIMING) < 1.0
     full = seen._replace(kv_capacity_tokens=21_000.0)
-    assert predicted_tpot_s(full, newcomer(), TIMING) == float("inf")
+    assert predicted_tpot_s(full, incoming(), TIMING) == float("inf")
 
 
 def test_an_empty_fleet_has_a_pace_too() -> None:
-    assert predicted_tpot_s(DecodeForecast(), newcomer(1.0), TIMING) == pytest.approx(0.011)
+    assert predicted_tpot_s(DecodeForecast(), incoming(1.0), TIMING) == pytest.approx(0.011)

@@ -24,7 +24,7 @@ SETTINGS = LinkSettings(setup_s=0.002, bytes_per_s=10e9)
 MB = 1_000_000
 
 
-def book(*members: str) -> LinkTable:
+def link_table(*members: str) -> LinkTable:
     links = LinkTable(SETTINGS)
     for replica_id in members or ("p0", "p1", "d0", "d1"):
         links.add_replica(replica_id)
@@ -76,20 +76,20 @@ def teach(links: LinkTable, puller: Puller, *, target_id: str = "d0", pulls: int
 # -------------------------------------------------------------------- estimates
 
 
-def test_the_book_is_what_placement_asks_for_transfers() -> None:
-    links: LinkEstimates = book()
+def test_placement_gets_transfer_times_from_the_link_table() -> None:
+    links: LinkEstimates = link_table()
     assert links.transfer_s("p0", "d0", 0) == pytest.approx(0.002)
 
 
 def test_an_unknown_link_is_estimated_by_the_prior() -> None:
-    links = book()
+    links = link_table()
     assert seconds(links, 100 * MB) == pytest.approx(0.002 + 0.01)
     assert links.state("p0", "d0") is LinkState.UNKNOWN
     assert list(links.rows(0.0)) == []
 
 
-def test_setup_and_bandwidth_are_learned_from_what_the_engine_counts() -> None:
-    links = book()
+def test_setup_and_bandwidth_are_learned_from_the_engines_counters() -> None:
+    links = link_table()
     teach(links, Puller(0.02, 1e9))
     learned = row(links, 40.0)
     assert learned.setup_s == pytest.approx(0.02, rel=0.1)
@@ -123,10 +123,10 @@ class Troubled(Puller):
 
 
 @pytest.mark.parametrize("probes", [0, 1, 4])
-def test_a_link_that_becomes_slow_is_known_to_be_after_three_pulls_whatever_probes_see(
+def test_a_slow_link_is_known_after_three_pulls_despite_fast_probes(
     probes: int,
 ) -> None:
-    links = book()
+    links = link_table()
     link = Troubled(links)
     link.slow_down(100)
     link.hand_over(3)
@@ -136,7 +136,7 @@ def test_a_link_that_becomes_slow_is_known_to_be_after_three_pulls_whatever_prob
 
 
 def test_one_stalled_pull_makes_no_slow_link() -> None:
-    links = book()
+    links = link_table()
     link = Troubled(links)
     link.slow_down(100)
     link.hand_over(1)
@@ -144,7 +144,7 @@ def test_one_stalled_pull_makes_no_slow_link() -> None:
 
 
 def test_a_new_link_whose_first_pull_stalls_is_not_believed_to_be_slow() -> None:
-    links, puller = book(), Puller(0.2, 0.1e9)
+    links, puller = link_table(), Puller(0.2, 0.1e9)
     links.observe("d0", puller.pull(100 * MB), 0.5)
     first_s = seconds(links, 100 * MB)
     puller.setup_s, puller.bytes_per_s = 0.002, 10e9
@@ -153,8 +153,8 @@ def test_a_new_link_whose_first_pull_stalls_is_not_believed_to_be_slow() -> None
     assert seconds(links, 100 * MB) < 0.1
 
 
-def test_a_slow_link_that_nobody_uses_is_known_to_be_well_again_by_its_probes() -> None:
-    links = book()
+def test_an_unused_slow_link_recovers_by_its_probes() -> None:
+    links = link_table()
     link = Troubled(links)
     link.slow_down(100)
     link.hand_over(5)
@@ -166,8 +166,8 @@ def test_a_slow_link_that_nobody_uses_is_known_to_be_well_again_by_its_probes() 
     assert seconds(links, 100 * MB) < 0.02
 
 
-def test_a_slow_link_that_nobody_looks_at_is_tried_again_in_the_end() -> None:
-    links = book()
+def test_an_unprobed_slow_link_is_tried_again_in_the_end() -> None:
+    links = link_table()
     link = Troubled(links)
     link.slow_down(100)
     link.hand_over(5)
@@ -179,7 +179,7 @@ def test_a_slow_link_that_nobody_looks_at_is_tried_again_in_the_end() -> None:
 
 
 def test_a_link_that_was_slow_is_known_to_be_well_after_some_pulls() -> None:
-    links = book()
+    links = link_table()
     link = Troubled(links)
     link.slow_down(100)
     link.hand_over(5)
@@ -188,21 +188,21 @@ def test_a_link_that_was_slow_is_known_to_be_well_after_some_pulls() -> None:
     assert seconds(links, 100 * MB) == pytest.approx(0.012, rel=0.1)
 
 
-def test_what_one_link_teaches_is_believed_of_links_that_nothing_is_known_of() -> None:
-    links = book()
+def test_one_links_estimate_is_the_default_of_unknown_links() -> None:
+    links = link_table()
     teach(links, Puller(0.02, 1e9))
     assert seconds(links, 300 * MB, ("p1", "d1")) == pytest.approx(0.32, rel=0.1)
 
 
 def test_a_link_with_counts_of_its_own_is_not_estimated_by_others() -> None:
-    links = book()
+    links = link_table()
     teach(links, Puller(0.001, 20e9, "p1"), target_id="d1")
     teach(links, Puller(0.02, 1e9))
     assert seconds(links, 300 * MB, ("p1", "d1")) == pytest.approx(0.016, rel=0.1)
 
 
-def test_lost_reports_do_no_harm() -> None:
-    links, puller = book(), Puller(0.02, 1e9)
+def test_lost_reports_do_not_change_the_estimate() -> None:
+    links, puller = link_table(), Puller(0.02, 1e9)
     rng = Random(2)
     for number in range(240):
         totals = puller.pull(rng.randint(1, 400) * MB)
@@ -212,7 +212,7 @@ def test_lost_reports_do_no_harm() -> None:
 
 
 def test_totals_that_went_back_are_a_new_base() -> None:
-    links = book()
+    links = link_table()
     links.observe("d0", LinkTotals("p0", pulls=50, moved_bytes=50 * MB, busy_s=99.0), 0.0)
     before = seconds(links)
     links.observe("d0", LinkTotals("p0", pulls=1, moved_bytes=MB, busy_s=0.5), 1.0)
@@ -225,7 +225,7 @@ def test_totals_that_went_back_are_a_new_base() -> None:
 def test_meaningless_totals_change_no_estimate_and_do_not_poison_what_follows(
     busy_s: float,
 ) -> None:
-    links = book()
+    links = link_table()
     links.observe("d0", LinkTotals("p0", pulls=1, moved_bytes=MB, busy_s=busy_s), 0.0)
     assert seconds(links) == pytest.approx(0.012)
     teach(links, Puller(0.02, 1e9))
@@ -233,20 +233,20 @@ def test_meaningless_totals_change_no_estimate_and_do_not_poison_what_follows(
 
 
 def test_an_engine_whose_seconds_went_back_has_started_again_and_proves_nothing() -> None:
-    links = book()
+    links = link_table()
     links.observe("d0", LinkTotals("p0", failures=9, busy_s=50.0), 0.0)
     links.observe("d0", LinkTotals("p0", pulls=1, moved_bytes=MB, busy_s=0.5, failures=1), 1.0)
     assert links.state("p0", "d0") is LinkState.UNKNOWN
 
 
 def test_the_transport_is_what_the_engine_says() -> None:
-    links = book()
+    links = link_table()
     links.observe("d0", LinkTotals("p0", transport="cuda_ipc"), 0.0)
     assert row(links).transport == "cuda_ipc"
 
 
 def test_quantiles_are_those_of_the_last_pulls() -> None:
-    links = book()
+    links = link_table()
     puller = Puller(0.0, 1e9)
     for megabytes in (*[5_000] * 200, *range(1, 129)):
         links.observe("d0", puller.pull(megabytes * MB), 0.0)
@@ -279,14 +279,14 @@ def begin(links: LinkTable, flow_id: str, pair: tuple[str, str], moved_bytes: in
 def test_flows_that_share_an_end_share_its_bandwidth(
     pairs: list[tuple[str, str]], moved_bytes: int, pull_s: float
 ) -> None:
-    links = book()
+    links = link_table()
     for number, pair in enumerate(pairs):
         begin(links, f"f{number}", pair, moved_bytes)
     assert seconds(links, 100 * MB) == pytest.approx(0.002 + pull_s)
 
 
-def test_what_was_counted_while_flows_shared_a_nic_teaches_the_unshared_bandwidth() -> None:
-    links, puller = book(), Puller(0.002, 10e9)
+def test_counts_of_shared_nics_teach_the_unshared_bandwidth() -> None:
+    links, puller = link_table(), Puller(0.002, 10e9)
     for number in range(100):
         moved_bytes = (50 + number) * MB
         begin(links, "other", ("p0", "d1"), moved_bytes)
@@ -298,7 +298,7 @@ def test_what_was_counted_while_flows_shared_a_nic_teaches_the_unshared_bandwidt
 
 
 def test_a_share_of_the_nic_counts_only_for_the_report_after_it() -> None:
-    links, puller = book(), Puller(0.002, 10e9)
+    links, puller = link_table(), Puller(0.002, 10e9)
     for number in range(200):
         moved_bytes, crowded = (50 + number % 90) * MB, number < 100
         if crowded:
@@ -350,7 +350,7 @@ def test_flows_are_counted_as_if_looked_through_each_time(
 
 
 def test_a_failure_is_paid_for_and_the_penalty_halves_with_time() -> None:
-    links = book()
+    links = link_table()
     clean_s = seconds(links)
     assert links.record_failure("p0", "d0", 100.0) is LinkState.UNKNOWN
     assert seconds(links) == pytest.approx(4 * clean_s)
@@ -373,14 +373,14 @@ def test_the_penalty_has_a_bound() -> None:
 
 
 def test_failures_on_one_link_cost_no_other() -> None:
-    links = book()
+    links = link_table()
     links.record_failure("p0", "d0", 1.0)
     assert seconds(links, pair=("p0", "d1")) == seconds(links, pair=("p1", "d0"))
     assert seconds(links, pair=("p0", "d1")) == pytest.approx(0.012)
 
 
 def test_three_handoffs_that_fail_in_a_row_quarantine_a_link() -> None:
-    links = book()
+    links = link_table()
     assert links.record_failure("p0", "d0", 1.0, "timed out") is LinkState.UNKNOWN
     assert links.record_failure("p0", "d0", 2.0, "timed out") is LinkState.UNKNOWN
     assert links.record_failure("p0", "d0", 3.0, "timed out") is LinkState.QUARANTINED
@@ -389,7 +389,7 @@ def test_three_handoffs_that_fail_in_a_row_quarantine_a_link() -> None:
 
 
 def test_a_handoff_that_lands_breaks_the_row_of_failures() -> None:
-    links = book()
+    links = link_table()
     for number in range(10):
         links.record_failure("p0", "d0", float(number))
         links.record_failure("p0", "d0", float(number))
@@ -400,7 +400,7 @@ def test_a_handoff_that_lands_breaks_the_row_of_failures() -> None:
 
 
 def test_a_handoff_that_was_given_up_does_not_break_the_row() -> None:
-    links = book()
+    links = link_table()
     for number in range(3):
         begin(links, "f", ("p0", "d0"), MB)
         links.end_transfer("f", float(number))
@@ -409,7 +409,7 @@ def test_a_handoff_that_was_given_up_does_not_break_the_row() -> None:
 
 
 def test_pulls_that_the_engine_counts_prove_a_link() -> None:
-    links, puller = book(), Puller(0.01, 1e9)
+    links, puller = link_table(), Puller(0.01, 1e9)
     links.record_failure("p0", "d0", 0.0)
     links.record_failure("p0", "d0", 0.0)
     links.observe("d0", puller.pull(MB), 7.0)
@@ -419,7 +419,7 @@ def test_pulls_that_the_engine_counts_prove_a_link() -> None:
 
 
 def test_a_report_with_failures_proves_nothing() -> None:
-    links, puller = book(), Puller(0.01, 1e9)
+    links, puller = link_table(), Puller(0.01, 1e9)
     puller.fail()
     links.observe("d0", puller.pull(MB), 7.0)
     assert links.state("p0", "d0") is LinkState.UNKNOWN
@@ -428,7 +428,7 @@ def test_a_report_with_failures_proves_nothing() -> None:
 
 
 def test_a_failed_probe_quarantines_a_link_at_once() -> None:
-    links = book()
+    links = link_table()
     links.record_probe_failure("p0", "d0", 5.0, "no listener")
     assert links.transfer_s("p0", "d0", MB) is None
     assert (links.state("p0", "d0"), links.why("p0", "d0")) == (
@@ -439,7 +439,7 @@ def test_a_failed_probe_quarantines_a_link_at_once() -> None:
 
 
 def test_only_a_probe_that_moved_blocks_ends_a_quarantine() -> None:
-    links, puller = book(), Puller(0.01, 1e9)
+    links, puller = link_table(), Puller(0.01, 1e9)
     links.record_probe_failure("p0", "d0", 5.0, "no listener")
     links.record_probe_success("p0", "d0", 6.0)
     links.observe("d0", puller.pull(MB), 7.0)
@@ -454,7 +454,7 @@ def test_only_a_probe_that_moved_blocks_ends_a_quarantine() -> None:
 
 
 def test_a_quarantine_by_handoffs_starts_a_new_row_when_it_ends() -> None:
-    links = book()
+    links = link_table()
     for _ in range(3):
         links.record_failure("p0", "d0", 1.0)
     links.record_probe_success("p0", "d0", 2.0, elapsed_s=0.1)
@@ -462,7 +462,7 @@ def test_a_quarantine_by_handoffs_starts_a_new_row_when_it_ends() -> None:
 
 
 def test_a_probe_that_only_asked_makes_an_unknown_link_ok_but_proves_no_transfer() -> None:
-    links = book()
+    links = link_table()
     links.record_failure("p0", "d0", 1.0)
     links.record_failure("p0", "d0", 1.0)
     links.record_probe_success("p0", "d0", 2.0)
@@ -472,7 +472,7 @@ def test_a_probe_that_only_asked_makes_an_unknown_link_ok_but_proves_no_transfer
 
 
 def test_a_probe_that_could_not_tell_leaves_the_state_and_says_why() -> None:
-    links = book()
+    links = link_table()
     links.record_probe_inconclusive("p0", "d0", 1.0, "the source is busy")
     assert links.state("p0", "d0") is LinkState.UNKNOWN
     assert links.why("p0", "d0") == "the source is busy"
@@ -481,7 +481,7 @@ def test_a_probe_that_could_not_tell_leaves_the_state_and_says_why() -> None:
 
 
 def test_probes_seed_the_setup_by_the_least_they_took_but_the_first() -> None:
-    links = book()
+    links = link_table()
     links.record_probe_success(
         "p0", "d0", 1.0, elapsed_s=1.5, moved_bytes=0
     )  # with the engines' handshake
@@ -493,7 +493,7 @@ def test_probes_seed_the_setup_by_the_least_they_took_but_the_first() -> None:
 
 
 def test_the_bytes_of_a_probe_are_not_taken_for_setup() -> None:
-    links = book()
+    links = link_table()
     for _ in range(2):
         links.record_probe_success("p0", "d0", 1.0, elapsed_s=0.05, moved_bytes=100 * MB)
     assert seconds(links, 0) == pytest.approx(0.04)
@@ -503,7 +503,7 @@ def test_the_bytes_of_a_probe_are_not_taken_for_setup() -> None:
 
 
 def test_nothing_is_remembered_of_a_replica_that_left() -> None:
-    links = book()
+    links = link_table()
     teach(links, Puller(0.02, 1e9))
     links.record_probe_failure("p0", "d1", 1.0, "no listener")
     begin(links, "f", ("p0", "d1"), MB)
@@ -517,7 +517,7 @@ def test_nothing_is_remembered_of_a_replica_that_left() -> None:
 
 
 def test_a_flow_outlives_its_source_until_it_is_ended_and_proves_nothing_of_the_next_life() -> None:
-    links = book()
+    links = link_table()
     begin(links, "f", ("p0", "d0"), 500 * MB)
     links.remove_replica("p0")
     links.add_replica("p0")
@@ -529,8 +529,8 @@ def test_a_flow_outlives_its_source_until_it_is_ended_and_proves_nothing_of_the_
     assert links.state("p0", "d0") is LinkState.UNKNOWN
 
 
-def test_what_is_said_of_strangers_is_dropped() -> None:
-    links, puller = book("p0", "d0"), Puller(0.02, 1e9, "stranger")
+def test_pulls_and_probes_of_unknown_replicas_are_ignored() -> None:
+    links, puller = link_table("p0", "d0"), Puller(0.02, 1e9, "stranger")
     links.observe("d0", puller.pull(MB), 1.0)
     links.record_failure("p0", "stranger", 1.0)
     links.record_probe_failure("stranger", "d0", 1.0, "late")
@@ -543,7 +543,7 @@ def test_what_is_said_of_strangers_is_dropped() -> None:
 
 
 def test_rows_come_by_source_and_target() -> None:
-    links = book()
+    links = link_table()
     for pair in (("p1", "d0"), ("p0", "d1"), ("p0", "d0")):
         links.record_probe_success(*pair, 1.0)
     assert [(r.source_id, r.target_id) for r in links.rows(2.0)] == [
@@ -554,7 +554,7 @@ def test_rows_come_by_source_and_target() -> None:
 
 
 def test_a_row_counts_this_coordinators_flows() -> None:
-    links = book()
+    links = link_table()
     links.record_probe_success("p0", "d0", 1.0)
     begin(links, "f", ("p0", "d0"), MB)
     begin(links, "g", ("p0", "d0"), MB)
@@ -570,7 +570,7 @@ def test_a_row_counts_this_coordinators_flows() -> None:
 def test_an_estimate_grows_with_the_bytes_and_with_every_flow(
     flows: list[tuple[str, str, int]], smaller: int, more: int
 ) -> None:
-    links = book("p", "q", "d", "e")
+    links = link_table("p", "q", "d", "e")
     last_s = seconds(links, smaller, ("p", "d"))
     for number, (source_id, target_id, moved_bytes) in enumerate(flows):
         begin(links, str(number), (source_id, target_id), moved_bytes)

@@ -51,31 +51,31 @@ class Watched:
                 self.silences.heartbeat("talks", now_s)
             self.silences.check(now_s, has_work=runs)
 
-    def silent(self, now_s: float) -> list[str]:
+    def unresponsive_at(self, now_s: float) -> list[str]:
         return list(self.silences.unresponsive(now_s))
 
 
-def test_who_says_nothing_is_suspect_at_half_of_the_time_and_silent_after_all_of_it() -> None:
+def test_a_replica_is_suspect_at_half_of_the_timeout_and_unresponsive_after_it() -> None:
     watched = Watched()
     watched.until(0.7)
     assert not watched.silences.is_suspect("frozen")
     watched.until(1.0)
     assert watched.silences.is_suspect("frozen")
-    assert watched.silent(1.0) == []
+    assert watched.unresponsive_at(1.0) == []
     watched.until(1.6)
-    assert watched.silent(1.6) == ["frozen"]
+    assert watched.unresponsive_at(1.6) == ["frozen"]
     assert not watched.silences.is_suspect("talks")
 
 
-def test_a_word_ends_a_silence() -> None:
+def test_a_heartbeat_ends_a_suspicion() -> None:
     watched = Watched()
     watched.until(1.6)
     watched.silences.heartbeat("frozen", 1.6)
-    assert watched.silent(1.7) == []
+    assert watched.unresponsive_at(1.7) == []
     assert not watched.silences.is_suspect("frozen")
 
 
-def test_who_has_nothing_to_do_may_be_silent_for_longer() -> None:
+def test_an_idle_replica_has_a_longer_timeout() -> None:
     watched = Watched()
     watched.silences.set_idle("frozen", 0.0)
     watched.until(0.7 + IDLE_GRACE_S)
@@ -83,9 +83,9 @@ def test_who_has_nothing_to_do_may_be_silent_for_longer() -> None:
     assert not watched.silences.is_suspect("frozen")
     watched.until(1.1 + IDLE_GRACE_S)
     assert watched.silences.is_suspect("frozen")
-    assert watched.silent(1.1 + IDLE_GRACE_S) == []
+    assert watched.unresponsive_at(1.1 + IDLE_GRACE_S) == []
     watched.until(1.6 + IDLE_GRACE_S)
-    assert watched.silent(1.6 + IDLE_GRACE_S) == ["frozen"]
+    assert watched.unresponsive_at(1.6 + IDLE_GRACE_S) == ["frozen"]
 
 
 def test_a_rest_is_not_cut_short_by_another_word_but_by_work() -> None:
@@ -102,29 +102,29 @@ def test_a_rest_is_not_cut_short_by_another_word_but_by_work() -> None:
     assert watched.silences.is_suspect("frozen")
 
 
-def test_who_rests_has_not_been_silent() -> None:
+def test_idle_time_does_not_count_as_missed_heartbeats() -> None:
     silences = LivenessTracker(SILENCE_S)
     silences.on_replica_joined("rests", 0.0)
     silences.set_idle("rests", 1.0)
     assert silences.unresponsive_s("rests", 1.2) == 0.0
 
 
-def test_strangers_and_those_that_left_are_never_silent() -> None:
+def test_unknown_and_removed_replicas_are_never_unresponsive() -> None:
     watched = Watched()
     watched.silences.on_replica_left("frozen")
     watched.silences.heartbeat("frozen", 1.0)
     watched.silences.set_idle("frozen", 1.0)
     watched.silences.set_busy("frozen", 1.0)
     watched.until(3.0)
-    assert watched.silent(3.0) == []
+    assert watched.unresponsive_at(3.0) == []
     assert watched.silences.unresponsive_s("stranger", 9.0) == 0.0
 
 
-def test_a_look_that_comes_late_blames_nobody_for_that_time() -> None:
+def test_a_late_check_blames_no_replica_for_that_time() -> None:
     """The process of whoever looks was stopped for a minute, and everybody's words wait unread."""
     watched = Watched()
     assert watched.silences.check(60.0, has_work=True)
-    assert watched.silent(60.0) == []
+    assert watched.unresponsive_at(60.0) == []
 
 
 def test_looks_go_on_while_anything_runs_and_no_longer() -> None:
@@ -139,14 +139,14 @@ def test_looks_go_on_while_anything_runs_and_no_longer() -> None:
     assert silences.next_check_at_s() is None
 
 
-def test_without_a_bound_nobody_looks() -> None:
+def test_without_a_timeout_nothing_is_checked() -> None:
     watched = Watched(inf)
     assert watched.silences.next_check_at_s() is None
     assert not watched.silences.is_suspect("frozen")
 
 
 @given(st.lists(st.floats(0.0, 0.4), min_size=1, max_size=80))
-def test_whoever_talks_more_often_than_that_is_never_silent(gaps_s: list[float]) -> None:
+def test_a_replica_with_frequent_heartbeats_is_never_unresponsive(gaps_s: list[float]) -> None:
     silences, now_s = LivenessTracker(SILENCE_S), 0.0
     silences.on_replica_joined("talks", now_s)
     silences.start_checks(now_s)
@@ -185,7 +185,7 @@ def better(other: PlacementDecision, waited_s: float = 2.0) -> bool:
     )
 
 
-def test_late_is_some_times_what_was_predicted_and_what_others_are_late_by() -> None:
+def test_the_hedge_delay_is_a_multiple_of_the_prediction_plus_the_usual_lateness() -> None:
     assert hedge_after_s(decision(ttft_s=0.5), 0.0, OPTIONS) == 2.0
     assert hedge_after_s(decision(ttft_s=0.5), 3.0, OPTIONS) == 5.0
 
@@ -199,7 +199,7 @@ def test_where_nothing_is_predicted_nothing_is_late() -> None:
     assert hedge_after_s(decision(), 0.0, HedgeOptions(latency_multiple=None)) is None
 
 
-def test_an_idle_replica_that_is_quicker_than_what_was_waited_is_better() -> None:
+def test_an_idle_replica_faster_than_the_time_waited_is_better() -> None:
     assert better(decision(ttft_s=0.5))
 
 
@@ -211,7 +211,7 @@ def test_one_with_a_queue_has_no_capacity_to_spare() -> None:
     assert not better(decision(ttft_s=0.5, queue_s=0.06))
 
 
-def test_the_silent_replica_is_not_better_than_itself() -> None:
+def test_the_unresponsive_replica_is_not_better_than_itself() -> None:
     assert not better(decision(decode_id="d0"))
 
 
@@ -245,19 +245,19 @@ def failing(
     return PullHistory(source_id, failed, since_s, proven_at_s)
 
 
-def judged(*pairs: PullHistory, served: dict[str, float] | None = None) -> str | None:
+def suspect_among(*pairs: PullHistory, served: dict[str, float] | None = None) -> str | None:
     served_at_s = {pair.source_id: NOW_S for pair in pairs} if served is None else served
     return agent_failure_reason(pairs, served_at_s, NOW_S, RULES)
 
 
 def test_a_target_whose_pulls_fail_from_sources_that_serve_others_is_broken() -> None:
-    why = judged(failing("p1"), failing("p0"))
+    why = suspect_among(failing("p1"), failing("p0"))
     assert why is not None
     assert "for 30 s every pull from p0, p1 has failed" in why
 
 
-def test_one_that_has_one_source_only_is_judged_by_that_one() -> None:
-    assert judged(failing()) is not None
+def test_a_target_with_one_source_is_evaluated_by_that_one() -> None:
+    assert suspect_among(failing()) is not None
 
 
 @pytest.mark.parametrize(
@@ -270,25 +270,25 @@ def test_one_that_has_one_source_only_is_judged_by_that_one() -> None:
 )
 def test_it_takes_two_sources_where_there_are_two(pairs: tuple[PullHistory, ...]) -> None:
     others = (PullHistory("p9", 0, float("-inf"), None),) if len(pairs) == 1 else ()
-    assert judged(*pairs, *others) is None
+    assert suspect_among(*pairs, *others) is None
 
 
-def test_a_target_that_pulls_from_anyone_is_well() -> None:
+def test_a_target_that_pulls_from_any_source_is_well() -> None:
     well = PullHistory("p2", 0, float("-inf"), NOW_S - 1.0)
-    assert judged(failing("p0"), failing("p1"), well) is None
+    assert suspect_among(failing("p0"), failing("p1"), well) is None
     before = PullHistory("p2", 0, float("-inf"), NOW_S - 500.0)
-    assert judged(failing("p0"), failing("p1"), before) is not None
+    assert suspect_among(failing("p0"), failing("p1"), before) is not None
 
 
-def test_a_source_that_serves_nobody_else_is_no_witness() -> None:
+def test_a_source_that_serves_no_other_target_is_no_witness() -> None:
     pairs = (failing("p0"), failing("p1"))
-    assert judged(*pairs, served={"p0": NOW_S}) is None
+    assert suspect_among(*pairs, served={"p0": NOW_S}) is None
     long_ago = NOW_S - RULES.min_duration_s - 1.0
-    assert judged(*pairs, served={"p0": NOW_S, "p1": long_ago}) is None
+    assert suspect_among(*pairs, served={"p0": NOW_S, "p1": long_ago}) is None
 
 
-def test_whoever_has_no_pair_is_not_judged() -> None:
-    assert judged() is None
+def test_a_target_without_a_pair_is_not_evaluated() -> None:
+    assert suspect_among() is None
 
 
 def chosen(
@@ -319,5 +319,5 @@ def test_the_next_one_waits() -> None:
     assert chosen({"d2"}, told="d1", since_s=RULES.replacement_interval_s) == "d2"
 
 
-def test_one_that_has_not_heard_it_is_told_again() -> None:
+def test_a_target_that_missed_the_order_is_told_again() -> None:
     assert chosen({"d1", "d0"}, told="d1", since_s=1.0) == "d1"

@@ -110,13 +110,13 @@ def test_a_slow_link_sends_the_request_to_decode() -> None:
     assert placed(query(), placement_context(*pd(), links=slow)).route.mode is HandoffMode.LOCAL
 
 
-def test_what_was_sent_since_the_report_counts_as_queued() -> None:
+def test_unreported_work_counts_as_queued() -> None:
     first = replica_view("a", unreported_tokens=2000, unreported_legs=1)
     decision = placed(query(), placement_context(first, replica_view("b")))
     assert decision.route.decode_replica_id == "b"
 
 
-def test_what_we_sent_since_the_report_others_have_sent_too() -> None:
+def test_unreported_work_counts_for_other_coordinators_too() -> None:
     view = replica_view("a", unreported_tokens=1000, unreported_legs=2)
     alone, crowded = (
         replica_cost(
@@ -202,7 +202,7 @@ class Room:
         return self._blocks
 
 
-def test_what_a_cache_has_room_for_drives_nothing_out() -> None:
+def test_free_room_in_a_cache_means_no_eviction() -> None:
     item = query(hits=KnownHits({"b": 50}))
     found = []
     for free in (0, 60, 200):
@@ -262,7 +262,7 @@ def test_an_idle_replica_is_never_dearer_for_streams_that_run_elsewhere() -> Non
     assert idle.own_decode_s < busy.own_decode_s
 
 
-def test_prompts_that_are_short_hold_up_streams_by_what_any_prefill_costs() -> None:
+def test_short_prompts_delay_streams_by_the_cost_of_any_prefill() -> None:
     class Fixed(LinearTiming):
         def prefill_s(
             self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
@@ -274,7 +274,7 @@ def test_prompts_that_are_short_hold_up_streams_by_what_any_prefill_costs() -> N
     assert decode_delay_s(Fixed(), 1000) == pytest.approx(0.02 + 0.1)
 
 
-def test_what_one_replica_would_store_again_is_what_another_holds_more() -> None:
+def test_eviction_cost_is_the_prefix_that_another_replica_already_holds() -> None:
     views = [replica_view("a", load=Load(running_requests=4)), replica_view("b")]
     item = query(hits=KnownHits({"b": 50}))
     costs = [replica_cost(item, view, LinearTiming(), output_tokens=1, at_s=0) for view in views]
@@ -317,7 +317,7 @@ def test_nothing_is_fetched_unless_disaggregation_is_auto(disaggregate: Disaggre
 # ------------------------------------------------------------------ objectives
 
 
-def test_the_ttft_objective_comes_before_harm() -> None:
+def test_the_ttft_objective_comes_before_interference() -> None:
     queued = replica_view("p0", Role.PREFILL, Load(queued_tokens=3000))  # 0.3 s and more
     _, decode = pd()
     around = placement_context(queued, decode)
@@ -326,7 +326,7 @@ def test_the_ttft_objective_comes_before_harm() -> None:
     assert placed(query(), around, strict).route.mode is HandoffMode.LOCAL
 
 
-def test_a_first_token_of_who_prefills_waits_for_no_transfer_which_costs_all_the_same() -> None:
+def test_a_first_token_of_prefill_waits_for_no_transfer_and_costs_the_same() -> None:
     late = placed(query(), placement_context(*goes_on())).options[0]
     early = placed(query(allow_early_token=True), placement_context(*goes_on())).options[0]
     assert early.ttft_s == late.queue_s + late.prefill_s
@@ -339,7 +339,7 @@ def test_a_first_token_of_who_prefills_waits_for_no_transfer_which_costs_all_the
 
 
 @pytest.mark.parametrize(("prefix_fetch", "takes_up"), [(False, True), (True, False)])
-def test_no_first_token_is_expected_before_a_handoff_to_who_could_not_go_on_after_it(
+def test_no_first_token_is_predicted_before_a_handoff_that_decode_cannot_continue(
     *, prefix_fetch: bool, takes_up: bool
 ) -> None:
     prefill, decode = goes_on()
@@ -381,7 +381,7 @@ def test_time_already_waited_brings_the_deadline_nearer() -> None:
     assert placed(query(waited_s=0.5), around, options).route.mode is HandoffMode.LOCAL
 
 
-def test_harm_counts_for_less_while_streams_are_far_ahead_of_their_tpot() -> None:
+def test_interference_counts_for_less_while_streams_are_far_ahead_of_their_tpot() -> None:
     queued = replica_view("p0", Role.PREFILL, Load(queued_tokens=3000))
     around = placement_context(queued, pd()[1])
     relaxed = PredictedOptions(tpot_slo_s=10.0)
@@ -419,7 +419,7 @@ def test_with_no_replica_there_is_no_route() -> None:
         ),
     ],
 )
-def test_what_forces_a_local_route_is_said(
+def test_a_forced_local_route_has_its_reason(
     views: list[ReplicaView], changes: dict[str, object], reason: RouteReason
 ) -> None:
     decision = placed(evolve(query(), **changes), placement_context(*views))  # type: ignore[arg-type]
@@ -457,7 +457,7 @@ def test_a_replica_that_failed_the_request_is_the_last_resort() -> None:
 # ------------------------------------------------------------------ the decode leg
 
 
-def test_decode_is_chosen_by_what_must_still_be_moved() -> None:
+def test_decode_is_chosen_by_the_bytes_still_to_move() -> None:
     source = replica_view("p", Role.PREFILL)
     around = placement_context(source, replica_view("d0"), replica_view("d1"))
     hits = KnownHits({"d1": 99})
@@ -566,7 +566,7 @@ fleets = st.lists(st.tuples(st.sampled_from(list(Role)), loads, st.booleans()), 
 
 
 @given(fleets, st.integers(1, 4000), st.sampled_from(list(Disaggregate)), st.integers(0, 3))
-def test_whatever_the_fleet_a_route_names_replicas_that_take_new_work(
+def test_a_route_names_replicas_that_take_new_work_in_every_fleet(
     fleet: list[tuple[Role, Load, bool]], prompt: int, disaggregate: Disaggregate, shortlist: int
 ) -> None:
     views = [

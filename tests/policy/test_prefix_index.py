@@ -54,7 +54,7 @@ def test_blocks_only_the_host_holds_are_counted_as_to_be_loaded() -> None:
     assert (hit.blocks, hit.host_blocks) == (9, 6)
 
 
-def test_a_missing_update_is_noticed_by_the_next_one_and_a_snapshot_mends_it() -> None:
+def test_a_missing_update_is_noticed_by_the_next_one_and_repaired_by_a_snapshot() -> None:
     index = index_of("a")
     assert not index.apply_update("a", update(1, stored(CHAIN[:2])), 0.0)
     assert index.apply_update("a", update(3, stored(CHAIN[:6])), 1.0)
@@ -69,7 +69,7 @@ def test_a_missing_update_is_noticed_by_the_next_one_and_a_snapshot_mends_it() -
     assert blocks(index, "a", CHAIN) == 4
 
 
-def test_a_missing_update_is_noticed_by_what_a_load_report_says() -> None:
+def test_a_missing_update_is_noticed_by_a_load_report() -> None:
     index = index_of("a")
     index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     assert not index.on_heartbeat("a", 1, 3.0)
@@ -138,7 +138,7 @@ def test_unknown_replicas_are_ignored_and_counted() -> None:
     assert index.look_up(CHAIN, 0.0).holders(3) == []
 
 
-def test_a_replica_that_is_gone_holds_nothing_nor_does_who_takes_its_place() -> None:
+def test_a_removed_replica_and_its_successor_hold_nothing() -> None:
     index = index_of("a", "b")
     index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     index.apply_update("b", update(1, stored(CHAIN[:7])), 0.0)
@@ -151,7 +151,7 @@ def test_a_replica_that_is_gone_holds_nothing_nor_does_who_takes_its_place() -> 
     index.check_integrity()
 
 
-def test_what_a_lost_replica_leaves_behind_does_not_look_like_a_hole() -> None:
+def test_leftovers_of_a_lost_replica_do_not_look_like_a_gap() -> None:
     index = index_of("a", "b", "c")
     for name in "ab":
         index.apply_update(name, update(1, stored(range(5000))), 0.0)
@@ -194,7 +194,7 @@ def test_clearing_one_tier_forgets_both_and_asks_what_the_other_still_holds() ->
     assert index.apply_update("a", update(6, stored(CHAIN), cleared(CacheTier.HOST)), 0.0)
 
 
-def test_a_replica_that_does_not_vouch_is_called_stale() -> None:
+def test_a_replica_with_unconfirmed_contents_is_stale() -> None:
     index = index_of("a", "b", options=IndexOptions(stale_after_s=2.0))
     index.apply_update("a", update(1), 0.0)
     states = [index.replica_state("a", now_s) for now_s in (2.0, 2.1)]
@@ -219,7 +219,7 @@ def test_a_hole_in_one_layer_does_not_outweigh_what_is_known_of_all_layers() -> 
 # ------------------------------------------------------------------ bounds
 
 
-def test_what_does_not_fit_is_not_kept_the_deepest_first() -> None:
+def test_blocks_beyond_the_bound_are_dropped_deepest_first() -> None:
     index = index_of("a", options=IndexOptions(max_entries=20))
     index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     assert blocks(index, "a", CHAIN) == 20
@@ -289,7 +289,7 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None
 # ------------------------------------------------------------------ predictions
 
 
-def test_what_was_sent_somewhere_is_expected_there_until_reports_should_tell() -> None:
+def test_sent_prompts_are_predicted_hits_until_reports_are_due() -> None:
     index = index_of("a", options=IndexOptions(unconfirmed_ttl_s=5.0, prediction_ttl_s=50.0))
     index.apply_update("a", update(1), 9.0)
     index.predict("a", CHAIN, 10.0)
@@ -358,7 +358,7 @@ def test_the_least_recent_prediction_is_evicted_its_deepest_block_first() -> Non
     index.check_integrity()
 
 
-def test_predictions_of_a_lost_replica_do_not_pass_to_who_gets_its_slot() -> None:
+def test_predictions_of_a_lost_replica_do_not_pass_to_the_next_of_its_slot() -> None:
     options = IndexOptions(mode=IndexMode.PREDICTED, prediction_ttl_s=10.0)
     index = index_of("a", options=options)
     index.predict("a", CHAIN, 0.0)
@@ -374,7 +374,7 @@ def test_predictions_of_a_lost_replica_do_not_pass_to_who_gets_its_slot() -> Non
     index.check_integrity()
 
 
-def test_what_was_sent_again_outlives_the_first_time() -> None:
+def test_a_repeated_prediction_outlives_the_first() -> None:
     index = index_of("a", options=IndexOptions(mode=IndexMode.PREDICTED, prediction_ttl_s=10.0))
     index.predict("a", CHAIN, 0.0)
     index.predict("a", CHAIN[:9], 4.0)
@@ -459,7 +459,7 @@ def ask(index: PrefixIndex, tail: int, cached: int, now_s: float) -> None:
     index.check_prediction("a", hashes, cached, now_s + 0.1)
 
 
-def test_a_cold_request_does_not_cast_doubt_on_its_own_prediction() -> None:
+def test_a_cold_request_does_not_contradict_its_own_prediction() -> None:
     index = index_of("a", options=IndexOptions(mode=IndexMode.PREDICTED))
     ask(index, 1, 0, 0.0)
     ask(index, 2, 32, 1.0)
@@ -478,7 +478,7 @@ def test_predictions_that_prove_wrong_twice_in_a_row_are_dropped() -> None:
     index.check_integrity()
 
 
-def test_an_answer_that_agrees_takes_the_doubt_away() -> None:
+def test_a_confirming_answer_clears_the_suspicion() -> None:
     index = index_of("a", options=IndexOptions(mode=IndexMode.PREDICTED))
     # All but one block is as good as all: engines compute the last token anew.
     for tail, cached in enumerate([0, 3, 32, 3, 31, 3]):
@@ -547,7 +547,7 @@ def test_events_mode_heeds_no_answers() -> None:
 # ------------------------------------------------------------------ hashes that collide
 
 
-def test_colliding_hashes_do_no_harm() -> None:
+def test_colliding_hashes_cause_no_error() -> None:
     index = index_of("a", "b", capacity=6)
     for n in range(200):
         hashes = [(n * step * step) % 16 for step in range(1, 20)]

@@ -199,7 +199,7 @@ class IndexMachine(RuleBasedStateMachine):
         self._check_asked(replica_id, asks=asks)
 
     @rule()
-    def hear_of_a_stranger(self) -> None:
+    def ingest_of_unknown_replica(self) -> None:
         stored = CacheChange(CacheChangeKind.STORED, pack_hashes(CHAINS[0]))
         self._deliver("stranger", CacheUpdate(1, (stored,)))
 

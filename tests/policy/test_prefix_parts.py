@@ -192,7 +192,7 @@ def test_blocks_with_the_same_holders_share_one_mask() -> None:
     assert len({id(masks.holders_of(block)) for block in range(16)}) == 1
 
 
-def test_more_different_masks_than_are_shared_do_no_harm() -> None:
+def test_more_masks_than_are_shared_cause_no_error() -> None:
     masks = HolderMasks()
     for number in range(1, 1 << 14):
         for slot in range(14):

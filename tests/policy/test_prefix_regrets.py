@@ -57,14 +57,14 @@ def test_a_request_that_queues_at_a_holder_says_what_another_would_have_spared()
     assert forgone.seconds == pytest.approx(0.06, abs=0.01)
 
 
-def test_nothing_is_forgone_by_whom_no_queue_holds_up() -> None:
+def test_a_request_without_a_queue_forgoes_nothing() -> None:
     assert placed(QUERY, queued(0)).replication_credit is None
     assert placed(evolve(QUERY, hits=KnownHits({})), queued(600)).replication_credit is None
     both = evolve(QUERY, hits=KnownHits({"held": 50, "free": 50}))
     assert placed(both, queued(600)).replication_credit is None
 
 
-def test_what_others_have_forgone_pays_for_a_copy_and_is_paid_off() -> None:
+def test_regrets_of_earlier_requests_pay_for_a_copy() -> None:
     decision = placed(with_regrets(ReplicationCredit("free", 50, 0.5)), queued(600))
     assert decision.route.decode_replica_id == "free"
     paid = decision.replication_credit
@@ -72,7 +72,7 @@ def test_what_others_have_forgone_pays_for_a_copy_and_is_paid_off() -> None:
     assert -0.08 < paid.seconds < 0  # what the copy took, less the wait that it saves at once
 
 
-def test_what_one_copy_would_have_spared_counts_for_the_one_that_is_nearest_to_it() -> None:
+def test_a_regret_counts_for_the_replica_nearest_to_the_copy() -> None:
     query = with_regrets(ReplicationCredit("second", 50, 0.01))
     forgone = placed(query, queued(600, idle=("free", "second", "third"))).replication_credit
     assert forgone is not None
@@ -88,12 +88,12 @@ def test_too_little_that_was_forgone_pays_for_nothing() -> None:
         assert placed(with_regrets(forgone), queued(600)).route.decode_replica_id == "held"
 
 
-def test_no_copy_is_paid_for_while_nobody_queues() -> None:
+def test_no_copy_is_made_while_no_request_queues() -> None:
     query = with_regrets(ReplicationCredit("free", 50, 9.0))
     assert placed(query, queued(0)).route.decode_replica_id == "held"
 
 
-def test_nobody_is_made_late_for_others() -> None:
+def test_no_request_becomes_late_for_others() -> None:
     placer = PredictedPlacer(PredictedOptions(ttft_slo_s=0.16))
     decision = placer.place(with_regrets(ReplicationCredit("free", 50, 9.0)), queued(600))
     assert isinstance(decision, PlacementDecision)
@@ -101,7 +101,7 @@ def test_nobody_is_made_late_for_others() -> None:
 
 
 # ------------------------------------------------------------------ the book
-def test_what_was_forgone_adds_up_and_fades() -> None:
+def test_regrets_add_up_and_fade() -> None:
     book = PrefixCredits()
     book.record(HASHES, ReplicationCredit("a", 3, 1.0), 0.0)
     book.record(HASHES, ReplicationCredit("a", 3, 1.0), CREDIT_DECAY_S)
@@ -121,14 +121,14 @@ def test_blocks_that_a_prompt_does_not_have_are_ignored(blocks: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.floats(-5, 5)), max_size=50))
-def test_what_was_forgone_is_never_below_nothing(notes: list[tuple[int, float]]) -> None:
+def test_a_regret_is_never_negative(notes: list[tuple[int, float]]) -> None:
     book = PrefixCredits()
     for at_s, (blocks, seconds) in enumerate(notes):
         book.record(HASHES, ReplicationCredit("a", blocks, seconds), float(at_s))
         assert book.of(("a", HASHES[blocks - 1]), float(at_s)) >= 0
 
 
-def test_the_book_is_bounded_and_forgets_what_changed_longest_ago() -> None:
+def test_the_table_is_bounded_and_forgets_the_oldest_change() -> None:
     book = PrefixCredits()
     for number in range(MAX_PREFIXES + 10):
         book.record([number], ReplicationCredit("a", 1, 1.0), 0.0)

@@ -46,7 +46,7 @@ def test_a_rule_that_is_broken_is_found(text: str, rule: str) -> None:
         "<!-- whoever -->",
     ],
 )
-def test_what_keeps_the_rules_is_left_alone(text: str) -> None:
+def test_text_that_keeps_the_rules_has_no_findings(text: str) -> None:
     assert rules(text) == []
 
 

@@ -51,7 +51,7 @@ def test_a_difference_is_told_with_where_it_begins() -> None:
     assert "AbortLegs 600 -> 599" in line
 
 
-def test_values_are_told_by_what_they_hold_and_not_by_their_words() -> None:
+def test_values_are_compared_by_contents_and_not_by_texts() -> None:
     one = FailRequest(request_id="r", error=RateLimited("r", 1.0, "one reason"))
     other = FailRequest(request_id="r", error=RateLimited("r", 1.0, "another"))
     later = FailRequest(request_id="r", error=RateLimited("r", 2.0, "one reason"))
@@ -62,7 +62,7 @@ def test_values_are_told_by_what_they_hold_and_not_by_their_words() -> None:
     assert canonical(ServiceLevel(queued_requests=1)) != canonical(ServiceLevel(queued_requests=2))
 
 
-def test_what_is_called_otherwise_now_is_told_by_its_old_name(
+def test_renamed_values_are_recorded_by_their_old_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     new = {

@@ -62,6 +62,6 @@ def test_every_metric_has_exactly_one_row() -> None:
     assert sorted(rows) == sorted(name for metric in CATALOGUE for name in metric.names)
 
 
-def test_what_stands_below_an_attribute_is_found() -> None:
+def test_a_string_below_an_attribute_is_found() -> None:
     assert attribute_docs(OnFailure)["RECOMPUTE"] == "Prefill the prompt itself."
     assert class_doc(OnFailure).startswith("Action of a decode replica")

@@ -90,7 +90,7 @@ def test_an_address_that_is_made_or_parted_elsewhere_is_found(source: str) -> No
         'name.partition(":")',
     ],
 )
-def test_what_only_looks_like_an_address_is_let_be(source: str) -> None:
+def test_text_that_only_looks_like_an_address_is_no_finding(source: str) -> None:
     assert not list(findings(source))
 
 
@@ -105,7 +105,7 @@ def test_addresses_are_made_and_parted_at_one_place(folder: str) -> None:
     assert not found, "use baton.domain.names.addresses:\n" + "\n".join(found)
 
 
-def test_what_is_allowed_is_still_there() -> None:
+def test_allowed_places_still_exist() -> None:
     for name in (THE_PLACE, *SOCKETS):
         source = (ROOT / name).read_text()
         assert list(findings(source)), f"{name} no longer needs to be allowed"

@@ -51,7 +51,7 @@ def test_a_shell_block_is_valid_shell(block: CodeBlock) -> None:
 
 
 @pytest.mark.parametrize("block", code_blocks("python"), ids=str)
-def test_a_python_block_is_valid_python_and_what_it_imports_from_baton_exists(
+def test_a_python_block_is_valid_and_its_imports_from_baton_exist(
     block: CodeBlock,
 ) -> None:
     tree = ast.parse(block.text)

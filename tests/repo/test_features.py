@@ -52,7 +52,7 @@ def test_a_feature_is_backed_by_tests_that_are_there(row: Row) -> None:
         assert not case or f'"{case}"' in text, f"no case {case!r} in {file}"
 
 
-def test_what_stays_on_one_replica_is_what_the_brain_keeps_there() -> None:
+def test_the_documented_local_requests_are_those_that_baton_keeps_local() -> None:
     from baton.domain.request import LocalOnlyReason
 
     kept = " ".join(row.rest for row in rows() if row.way == "LOCAL")

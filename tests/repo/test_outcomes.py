@@ -13,7 +13,7 @@ pytest_plugins = ["pytester"]
 GPU = "tests/engine/test_one_gpu.py::test_it"
 
 
-def test_what_ran_once_was_not_skipped() -> None:
+def test_a_test_that_ran_once_was_not_skipped() -> None:
     here = {"a.py::b": ("skipped", "no chromium"), "a.py::c": ("passed", "")}
     there = {"a.py::b": ("passed", "")}
     assert summarize([here, there]) == (2, {}, [])
@@ -24,7 +24,7 @@ def test_a_test_that_failed_has_run() -> None:
     assert summarize([{"a.py::b": ("failed", "")}]) == (1, {}, [])
 
 
-def test_what_ran_nowhere_is_told_and_stops_unless_it_is_on_the_list(
+def test_a_test_that_ran_nowhere_is_reported_and_fails_unless_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = {GPU: ["skipped", "Skipped: no NVIDIA GPU, or ..."], "a.py::b": ["passed", ""]}

@@ -72,7 +72,7 @@ def test_so_is_a_random_word_that_is_called_a_secret(finder: ModuleType, line: s
         "password = 'aaaaaaaaaaaaaaaaaaaa1111'",
     ],
 )
-def test_what_is_none_is_left_alone(finder: ModuleType, line: str) -> None:
+def test_text_without_a_secret_is_no_finding(finder: ModuleType, line: str) -> None:
     assert list(finder.findings(line.encode())) == []
 
 

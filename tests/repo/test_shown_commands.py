@@ -72,7 +72,7 @@ def cases() -> Sequence[object]:
 
 
 @pytest.mark.parametrize(("document", "example"), cases())
-def test_what_is_shown_below_a_command_comes_out_of_it(
+def test_the_output_shown_below_a_command_is_its_own(
     document: str, example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

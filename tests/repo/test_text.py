@@ -26,7 +26,7 @@ def pins(name: str) -> dict[str, str]:
     return {package.lower().replace("_", "-"): pin for package, pin in PINNED.findall(lock(name))}
 
 
-def test_no_file_names_a_path_of_somebodys_machine() -> None:
+def test_no_file_names_a_path_of_a_developers_machine() -> None:
     found = [
         f"{name}: {line.strip()[:120]}"
         for name, text in texts()
@@ -64,7 +64,7 @@ def test_no_package_is_in_both_locks() -> None:
 
 
 @pytest.mark.parametrize("package", ["torchvision", "torchaudio", "torchcodec"])
-def test_what_breaks_a_machine_without_a_gpu_is_not_locked(package: str) -> None:
+def test_packages_that_need_a_gpu_are_not_locked(package: str) -> None:
     assert package not in pins("cpu") | pins("dev")
 
 
@@ -72,7 +72,7 @@ def test_the_locked_torch_is_the_cpu_build() -> None:
     assert pins("cpu")["torch"].endswith("+cpu")
 
 
-def test_what_the_project_pins_exactly_is_locked_at_that_version() -> None:
+def test_exactly_pinned_packages_are_locked_at_that_version() -> None:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
     assert isinstance(extras, dict)

@@ -50,7 +50,7 @@ def seconds(duration: str) -> float:
 # ------------------------------------------------------------------ files
 
 
-def test_what_is_committed_is_what_the_code_makes() -> None:
+def test_committed_rules_equal_the_generated_ones() -> None:
     committed = {path.name: path.read_bytes() for path in RULES.iterdir()}
     assert committed == rules.files(), (
         "run: python -m baton.telemetry.rules --write dashboards/rules"
@@ -79,7 +79,7 @@ def test_without_a_base_alerts_name_the_page_and_have_no_link() -> None:
     assert b"runbook: docs/operations/runbooks/BatonNoDecode.md\n" in text
 
 
-def test_what_is_written_is_read_as_it_was_meant() -> None:
+def test_written_rules_are_read_back_with_their_meaning() -> None:
     read = {
         rule["alert"]: rule
         for content in rules.files().values()
@@ -137,7 +137,7 @@ def test_names_of_rules_are_their_own() -> None:
 # ------------------------------------------------------------------ what alerts need
 
 
-def test_a_page_is_only_for_what_clients_feel_at_once() -> None:
+def test_only_failures_that_clients_notice_at_once_page() -> None:
     pages = {name for name, alert in ALERTS.items() if alert.severity is Severity.PAGE}
     assert pages == {
         "BatonCredentialsExpireSoon",
@@ -167,7 +167,7 @@ def test_an_alert_is_called_batons_own() -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_each_alert_is_tested_to_stay_silent_to_fire_and_to_resolve(name: str) -> None:
+def test_each_alert_has_tests_without_firing_with_firing_and_with_resolving(name: str) -> None:
     silent = resolves = False
     for test in promtool_tests():
         seen = [

@@ -158,7 +158,7 @@ async def test_many_changes_at_once_travel_in_few_frames() -> None:
         assert len(log.of_type(CacheChanged)) < 50
 
 
-async def test_a_cache_that_does_not_change_is_not_spoken_of() -> None:
+async def test_an_unchanged_cache_is_not_reported() -> None:
     engine = telling_engine()
     async with running_host(engine) as (host, _), joined_client(host) as (_, log):
         await Reader(log).until(set())
@@ -180,7 +180,7 @@ async def test_a_snapshot_is_sent_again_when_it_is_asked_for() -> None:
         assert [change.tier for change in snapshot.changes] == list(CacheTier)
 
 
-async def test_events_lost_in_the_engine_take_back_what_was_claimed() -> None:
+async def test_events_lost_in_the_engine_retract_earlier_claims() -> None:
     engine = telling_engine()
     async with running_host(engine) as (host, _), joined_client(host) as (_, log):
         reader = Reader(log)
@@ -192,7 +192,7 @@ async def test_events_lost_in_the_engine_take_back_what_was_claimed() -> None:
         assert host.cache_counters.gaps == 1
 
 
-async def test_cache_events_that_break_take_back_what_was_claimed_and_fail_no_leg() -> None:
+async def test_broken_cache_events_retract_earlier_claims_and_fail_no_leg() -> None:
     class Breaking(ScriptedEngine):
         async def kv_events(self) -> AsyncIterator[KvEventBatch]:
             async for batch in super().kv_events():

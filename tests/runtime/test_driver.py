@@ -131,7 +131,7 @@ async def test_a_request_that_is_too_large_for_the_link_is_told_so_and_sent_nowh
     driver.close()
 
 
-async def test_what_one_command_fails_in_is_raised_once_all_others_are_carried_out(
+async def test_an_error_of_one_command_is_raised_after_all_others_are_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver, outside = rig()
@@ -151,7 +151,7 @@ async def test_what_one_command_fails_in_is_raised_once_all_others_are_carried_o
     driver.close()
 
 
-async def test_a_driver_that_is_closed_wakes_up_no_more_whatever_it_is_told() -> None:
+async def test_a_closed_driver_does_not_wake_up_for_any_event() -> None:
     driver, outside = rig(CoordinatorLimits(total_timeout_s=0.02))
     driver.on_event(ReplicaJoined(facts=replica_facts("m0")))
     driver.on_request(request("r"))
@@ -219,7 +219,7 @@ async def test_an_abort_frees_the_replica_and_tells_the_client_nothing() -> None
     driver.close()
 
 
-async def test_who_is_refused_before_it_is_read_is_counted_once_and_never_recorded() -> None:
+async def test_a_request_rejected_before_it_is_read_is_counted_once_and_not_recorded() -> None:
     driver, outside = rig(CoordinatorLimits(max_requests=2))
     assert driver.check_admission(2, tenant="default") is None
     assert machine_of(driver).report("c", 0.0).tallies == ()

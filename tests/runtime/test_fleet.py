@@ -208,7 +208,7 @@ WRONG = 2
 
 
 @pytest.mark.parametrize("disaggregate", [Disaggregate.ALWAYS, Disaggregate.NEVER])
-async def test_a_request_that_engines_find_wrong_is_answered_once_and_harms_nobody(
+async def test_a_request_that_engines_find_invalid_is_answered_once_and_fails_no_other(
     disaggregate: Disaggregate,
 ) -> None:
     settings = replace(SLOW, invalid_token_id=WRONG)
@@ -351,7 +351,7 @@ async def test_side_channels_at_addresses_of_ipv6_are_checked() -> None:
 
 
 @pytest.mark.parametrize("host", ["::", "::ffff:0.0.0.0"])
-def test_who_listens_everywhere_is_reached_by_ipv4_too(host: str) -> None:
+def test_a_listener_on_all_addresses_is_reached_by_ipv4_too(host: str) -> None:
     with create_bound_socket(host, 0) as made:
         made.listen()
         port = made.getsockname()[1]
@@ -359,7 +359,7 @@ def test_who_listens_everywhere_is_reached_by_ipv4_too(host: str) -> None:
             pass
 
 
-def test_a_port_of_ipv6_that_somebody_has_is_not_given_twice() -> None:
+def test_a_used_ipv6_port_is_not_given_twice() -> None:
     with create_bound_socket("::1", 0) as made:
         made.listen()
         port = made.getsockname()[1]

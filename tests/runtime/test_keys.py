@@ -148,7 +148,7 @@ def test_a_key_is_known_by_all_of_it_and_by_nothing_else() -> None:
         assert ring.tenant_of(wrong, NOW) is None
 
 
-def test_no_key_is_known_to_an_empty_ring_not_even_the_hash_that_is_compared_for_nobody() -> None:
+def test_an_empty_ring_accepts_no_key_not_even_its_placeholder_hash() -> None:
     ring = KeyRing()
     assert len(ring) == 0
     assert ring.look_up("0" * 64, NOW) == InvalidKey()
@@ -199,7 +199,7 @@ def test_a_key_is_good_until_it_expires_or_is_revoked(
         assert found == ValidKey(key_id=key.key_id, tenant="acme")
 
 
-def test_what_keys_are_good_for_is_told_by_their_digests() -> None:
+def test_validity_of_keys_is_known_by_their_digests() -> None:
     good, token = mint("acme", now=NOW)
     bad = replace(mint("acme", now=NOW)[0], revoked_at=NOW)
     found = KeyRing([good, bad]).by_digest(NOW)
@@ -353,7 +353,7 @@ def test_a_file_that_was_away_is_read_again_though_it_has_not_changed(tmp_path: 
     assert [notice.why for notice in files.poll()] == [None]
 
 
-def test_what_is_wrong_again_is_said_again(tmp_path: Path) -> None:
+def test_a_repeated_error_is_reported_again(tmp_path: Path) -> None:
     path = tmp_path / "acme.keys"
     files = KeyFiles({"acme": path})
     key, _ = mint("acme", now=NOW)
@@ -364,7 +364,7 @@ def test_what_is_wrong_again_is_said_again(tmp_path: Path) -> None:
         assert [notice.why for notice in files.poll()] == [None]
 
 
-def test_a_key_of_a_tenant_that_the_file_is_not_for_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_key_of_a_tenant_outside_the_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "acme.keys"
     key, token = mint("beta", now=NOW)
     put(path, key)
@@ -495,7 +495,7 @@ def test_a_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
     assert read_keys(real)[0].revoked_at == NOW
 
 
-def test_two_who_change_a_file_at_once_both_do(tmp_path: Path) -> None:
+def test_two_concurrent_changes_of_a_file_both_hold(tmp_path: Path) -> None:
     path = tmp_path / "acme.keys"
     start = threading.Barrier(4)
 
@@ -513,7 +513,7 @@ def test_two_who_change_a_file_at_once_both_do(tmp_path: Path) -> None:
     assert len(read_keys(path)) == 20
 
 
-def test_a_file_that_somebody_else_holds_is_not_waited_for_without_end(
+def test_a_file_locked_by_another_process_is_waited_for_with_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_files, "_LOCK_WAIT_S", 0.0)
@@ -525,7 +525,7 @@ def test_a_file_that_somebody_else_holds_is_not_waited_for_without_end(
             raise AssertionError("nobody else may change it")
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "none"
     with pytest.raises(OperatorError, match="there is no key file"), edit_key_file(path):
         pass

@@ -109,7 +109,7 @@ async def test_a_replica_that_has_not_joined_is_unreachable() -> None:
     assert log.events == []
 
 
-async def test_a_leg_that_cannot_be_sent_is_invalid_and_costs_nobody_the_session() -> None:
+async def test_a_leg_that_cannot_be_sent_is_invalid_and_keeps_the_session() -> None:
     link = LinkOptions(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.6, max_part_bytes=10_000)
     async with (
         running_host(link=link) as (host, engine),
@@ -266,7 +266,7 @@ async def next_hello(peer: RawPeer, old: bytes) -> list[bytes]:
             return parts
 
 
-async def test_a_silent_replica_is_lost_after_the_liveness_deadline() -> None:
+async def test_an_unresponsive_replica_is_lost_after_the_heartbeat_timeout() -> None:
     with raw_replica() as (peer, address):
         async with running_client() as (client, log):
             client.connect("r1", address)
@@ -306,7 +306,7 @@ async def test_a_full_queue_answers_overloaded_and_aborts_are_sent_once_there_is
             assert got[-1] == frames.Abort((sent[0],))
 
 
-async def test_a_consumer_that_raises_does_not_deafen_the_link() -> None:
+async def test_a_consumer_that_raises_does_not_stop_the_link() -> None:
     errors: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
 

@@ -66,7 +66,7 @@ async def test_a_replica_that_comes_back_joins_again_and_was_lost_only_once() ->
             assert await log.wait_tokens("a", 8) == list(range(4, 12))
 
 
-async def test_a_frozen_replica_is_lost_as_silent_and_joins_again_when_it_thaws() -> None:
+async def test_a_frozen_replica_is_lost_as_unresponsive_and_joins_again_when_it_thaws() -> None:
     async with (
         running_subprocess("host_process.py", "r1", ANY_PORT) as (process, address),
         running_client() as (client, log),
@@ -122,7 +122,7 @@ async def test_the_legs_of_a_frozen_coordinator_are_aborted() -> None:
         assert host.coordinators == 0
 
 
-async def test_a_process_that_did_not_run_for_a_while_blames_nobody() -> None:
+async def test_a_process_that_did_not_run_for_a_while_blames_no_peer() -> None:
     async with running_host() as (host, engine), joined_client(host) as (client, log):
         client.submit("decode-1", make_leg("a"))
         await engine.watch.wait_until(lambda: "a" in engine.running)
@@ -214,7 +214,7 @@ async def test_more_coordinators_than_the_bound_are_told_so() -> None:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=5), max_size=8))
-def test_a_session_survives_whatever_another_peer_sends(messages: list[list[bytes]]) -> None:
+def test_a_session_survives_every_message_of_another_peer(messages: list[list[bytes]]) -> None:
     async def scenario() -> None:
         async with running_host() as (host, engine), joined_client(host) as (client, log):
             client.submit("decode-1", make_leg("a"))
@@ -233,7 +233,7 @@ def test_a_session_survives_whatever_another_peer_sends(messages: list[list[byte
     asyncio.run(scenario())
 
 
-async def test_garbage_bytes_on_the_port_hurt_nobody() -> None:
+async def test_garbage_bytes_on_the_port_disturb_no_session() -> None:
     async with running_host() as (host, engine), joined_client(host) as (client, log):
         name, port = host.address.removeprefix("tcp://").split(":")
         for garbage in (b"", b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", os.urandom(65_536)):
@@ -253,7 +253,7 @@ def _send_all(connection: socket.socket, data: bytes) -> None:
         return  # the replica hung up on it, as it should
 
 
-async def test_an_oversized_part_costs_its_sender_the_connection_and_nobody_else() -> None:
+async def test_an_oversized_part_costs_only_its_sender_the_connection() -> None:
     link = LinkOptions(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.6, max_part_bytes=10_000)
     async with (
         running_host(link=link) as (host, engine),

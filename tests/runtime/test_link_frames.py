@@ -163,12 +163,12 @@ from_replica = st.one_of(
 
 
 @given(from_coordinator)
-def test_what_a_coordinator_sends_arrives_as_it_was(frame: frames.FromCoordinator) -> None:
+def test_frames_of_a_coordinator_arrive_unchanged(frame: frames.FromCoordinator) -> None:
     assert codec.decode_from_coordinator(codec.encode(frame)) == frame
 
 
 @given(from_replica)
-def test_what_a_replica_sends_arrives_as_it_was(frame: frames.FromReplica) -> None:
+def test_frames_of_a_replica_arrive_unchanged(frame: frames.FromReplica) -> None:
     assert codec.decode_from_replica(codec.encode(frame)) == frame
 
 

@@ -75,7 +75,7 @@ async def told(peer: RawPeer, until: type[frames.FromCoordinator]) -> list[frame
     return got
 
 
-async def test_a_coordinator_beats_less_often_to_who_has_nothing_to_do() -> None:
+async def test_a_coordinator_sends_fewer_heartbeats_to_an_idle_replica() -> None:
     async with before_a_raw_replica() as (peer, identity, client, log):
         await peer.send(
             identity, *codec.encode(frames.ReplicaBeat(Load(), draining=False, received_legs=0))
@@ -87,7 +87,7 @@ async def test_a_coordinator_beats_less_often_to_who_has_nothing_to_do() -> None
         assert beats == ROUNDS
 
 
-async def test_a_coordinator_beats_as_ever_to_who_has_something_to_do() -> None:
+async def test_a_coordinator_sends_all_heartbeats_to_a_busy_replica() -> None:
     async with before_a_raw_replica() as (peer, identity, client, log):
         take_turns(client, ROUNDS)  # nothing was heard of its load yet
         client.submit("r1", make_leg("a"))
@@ -130,7 +130,7 @@ async def test_a_replica_repeats_less_often_what_a_coordinator_knows() -> None:
             assert len(await reports(peer, host)) == ROUNDS
 
 
-async def test_a_replica_beats_as_ever_to_who_waits_for_something() -> None:
+async def test_a_replica_sends_all_heartbeats_to_a_waiting_coordinator() -> None:
     async with running_host(link=BY_HAND) as (host, engine):
         with raw_coordinator(host.address) as peer:
             await peer.open_session()
@@ -140,7 +140,7 @@ async def test_a_replica_beats_as_ever_to_who_waits_for_something() -> None:
             assert len(await reports(peer, host)) == ROUNDS
 
 
-async def test_what_is_new_is_said_with_the_next_beat() -> None:
+async def test_news_are_sent_with_the_next_heartbeat() -> None:
     engine = ScriptedEngine()
     async with (
         running_host(engine, link=BY_HAND) as (host, _),
@@ -165,7 +165,7 @@ async def test_a_replica_that_works_for_another_coordinator_beats_as_ever() -> N
             assert len(await reports(peer, host)) == ROUNDS
 
 
-def test_coordinators_expect_no_more_of_who_rests_than_is_said() -> None:
+def test_coordinators_expect_no_more_of_an_idle_replica_than_is_documented() -> None:
     options = LinkOptions()
     assert (
         options.idle_beat_divisor * options.heartbeat_interval_s
@@ -186,14 +186,14 @@ def test_a_report_is_stale_when_the_link_of_an_idle_replica_has_ended_and_not_be
     assert f"idle replicas every {idle_interval_s:g} s" in page
 
 
-def test_who_rests_speaks_once_in_two_livenesses() -> None:
+def test_an_idle_replica_sends_a_heartbeat_in_two_timeouts() -> None:
     assert LinkOptions().idle_beat_divisor == 16
     assert LinkOptions(heartbeat_interval_s=0.5, heartbeat_timeout_s=2.0).idle_beat_divisor == 8
     assert LinkOptions(heartbeat_interval_s=1.0, heartbeat_timeout_s=1.5).idle_beat_divisor == 3
     assert LinkOptions(heartbeat_interval_s=1.0, heartbeat_timeout_s=1.5).idle_extra_s == 2.0
 
 
-async def test_a_replica_that_rests_is_borne_with_for_longer_until_it_has_work() -> None:
+async def test_an_idle_replica_has_a_longer_timeout_until_it_has_work() -> None:
     async with before_a_raw_replica() as (peer, identity, client, log):
         beat = frames.ReplicaBeat(Load(), draining=False, received_legs=0)
         await peer.send(identity, *codec.encode(beat))
@@ -236,11 +236,11 @@ def given_up_after_s(stall_s: float) -> float:
             return now_s
 
 
-def test_a_silent_peer_is_given_up_after_its_liveness() -> None:
+def test_an_unresponsive_peer_expires_after_its_timeout() -> None:
     assert LIVENESS_S < given_up_after_s(0.0) <= LIVENESS_S + BEAT_S
 
 
-def test_whoever_says_something_is_not_given_up() -> None:
+def test_a_peer_with_heartbeats_does_not_expire() -> None:
     silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
     for look in range(100):
         silence.beat(look * 1.9)
@@ -252,7 +252,7 @@ def test_a_dead_peer_is_given_up_where_every_look_is_late_too(stall_s: float) ->
     assert LIVENESS_S < given_up_after_s(stall_s) <= 1.5 * LIVENESS_S + BEAT_S + stall_s
 
 
-def test_a_process_that_did_not_run_gives_its_peers_time_to_be_heard() -> None:
+def test_a_process_that_did_not_run_gives_its_peers_a_grace_period() -> None:
     silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
     assert not silence.expired(60.0, stalled=True)
     assert not silence.expired(60.9, stalled=False)
@@ -261,7 +261,7 @@ def test_a_process_that_did_not_run_gives_its_peers_time_to_be_heard() -> None:
     assert silence.expired(121.1, stalled=False)
 
 
-def test_who_rests_may_be_silent_for_longer() -> None:
+def test_an_idle_peer_has_a_longer_timeout() -> None:
     silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
     silence.set_idle()
     assert not silence.expired(LIVENESS_S + REST_S, stalled=False)
@@ -279,7 +279,7 @@ def test_another_word_does_not_end_a_rest_but_work_does() -> None:
     assert silence.expired(2.1 + LIVENESS_S, stalled=False)
 
 
-def test_what_was_not_said_at_rest_is_no_silence() -> None:
+def test_idle_time_counts_as_no_missed_heartbeat() -> None:
     silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
     silence.set_idle()
     silence.set_busy(3.5)  # half of its liveness is left
@@ -287,7 +287,7 @@ def test_what_was_not_said_at_rest_is_no_silence() -> None:
     assert silence.expired(REST_S + LIVENESS_S + 0.1, stalled=False)
 
 
-def test_who_rests_gets_its_time_to_be_heard_too() -> None:
+def test_an_idle_peer_gets_its_grace_period_too() -> None:
     silence = HeartbeatMonitor(LIVENESS_S, 0.0, idle_extra_s=REST_S)
     silence.set_idle()
     assert not silence.expired(60.0, stalled=True)
@@ -320,7 +320,7 @@ class ByHand:
 
 
 @dataclass
-class Seen:
+class PollRecorder:
     """A connection that keeps when it had its turn, and whether it was excused."""
 
     replica_id: str
@@ -335,7 +335,7 @@ class Fleet:
     """A client with connections that are not there."""
 
     loop: ByHand
-    seen: list[Seen]
+    seen: list[PollRecorder]
 
     def excuses(self) -> Counter[int]:
         return Counter(sum(stalled for _, stalled in listener.turns) for listener in self.seen)
@@ -347,7 +347,7 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
         "c", lambda _event: None, options=LinkOptions(heartbeat_interval_s=LINK_TURNS_BEAT_S)
     )
     client._timer.cancel()
-    loop, replicas = ByHand(), [Seen(f"r{number}") for number in range(request.param)]
+    loop, replicas = ByHand(), [PollRecorder(f"r{number}") for number in range(request.param)]
     whole: Any = client
     real, whole._loop = client._loop, loop
     whole._connections = {replica.replica_id: replica for replica in replicas}

@@ -64,7 +64,7 @@ def is_dead(process: psutil.Process) -> bool:
         return True
 
 
-async def test_how_it_ended_is_told_once_with_what_it_wrote_last(tmp_path: Path) -> None:
+async def test_an_exit_is_reported_once_with_the_last_output(tmp_path: Path) -> None:
     ended: asyncio.Queue[int] = asyncio.Queue()
     source = "import sys; print('no room'); sys.exit(3)"
     process = OwnedProcess(run(tmp_path, source), on_exit=ended.put_nowait)
@@ -76,7 +76,7 @@ async def test_how_it_ended_is_told_once_with_what_it_wrote_last(tmp_path: Path)
     assert ended.empty()
 
 
-async def test_who_is_stopped_is_asked_first_and_nobody_is_told(tmp_path: Path) -> None:
+async def test_a_stopped_process_gets_a_signal_and_its_exit_is_not_reported(tmp_path: Path) -> None:
     told: list[int] = []
     process = OwnedProcess(run(tmp_path, _FOREVER), on_exit=told.append)
     process.start()
@@ -87,7 +87,7 @@ async def test_who_is_stopped_is_asked_first_and_nobody_is_told(tmp_path: Path) 
     assert told == []
 
 
-async def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:
+async def test_a_process_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
     process = OwnedProcess(run(tmp_path, _DEAF), on_exit=print)
     process.start()
     await asyncio.to_thread(until, lambda: is_up(tmp_path / "log"))
@@ -191,7 +191,7 @@ print("ok")
 """
 
 
-def test_what_was_there_at_the_start_is_not_looked_through_and_cycles_go_soon() -> None:
+def test_startup_objects_are_not_collected_and_cycles_go_soon() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=60, check=False
     )
@@ -235,7 +235,7 @@ print("ok")
 """
 
 
-def test_what_is_new_is_looked_through_a_tenth_as_often_and_what_is_old_no_less() -> None:
+def test_young_generations_are_collected_a_tenth_as_often_and_old_ones_no_less() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _HELD], capture_output=True, text=True, timeout=60, check=False
     )

@@ -338,9 +338,7 @@ def pulling_leg(leg_id: str) -> Leg:
     return evolve(leg, kind=LegKind.DECODE, kv_handle=make_kv_handle(leg_id, tokens=32))
 
 
-async def test_a_leg_that_waits_for_the_engine_is_reported_as_queued_with_what_it_computes() -> (
-    None
-):
+async def test_a_leg_that_waits_for_the_engine_is_reported_as_queued_with_its_tokens() -> None:
     async with running_host() as (host, engine), joined_client(host) as (client, log):
         engine.submit_gate.clear()
         for leg_id in "abc":
@@ -397,7 +395,7 @@ async def test_a_leg_that_is_faster_than_the_word_of_its_adapter_finds_it() -> N
     assert looked == 1
 
 
-async def test_where_nobody_can_be_asked_the_leg_fails_and_says_so() -> None:
+async def test_where_no_side_channel_can_be_asked_the_leg_fails_with_the_reason() -> None:
     async def look() -> None:
         raise ConnectionError("the store is away")
 
@@ -489,7 +487,7 @@ async def test_a_side_channel_that_fails_is_reported_with_the_reason() -> None:
         assert (checked.is_reachable, checked.why) == (False, "its layout is another")
 
 
-async def test_a_silent_side_channel_fails_at_the_deadline() -> None:
+async def test_an_unresponsive_side_channel_fails_at_the_deadline() -> None:
     async with (
         running_host(options=HostOptions(check_timeout_s=0.05)) as (host, engine),
         joined_client(host) as (client, log),
@@ -518,7 +516,7 @@ async def test_an_engine_that_breaks_in_a_check_fails_that_check_only() -> None:
         assert not host.failed.done()
 
 
-async def test_coordinators_that_ask_the_same_share_one_check_and_all_hear_of_it() -> None:
+async def test_coordinators_with_the_same_question_share_one_check_and_its_result() -> None:
     async with (
         running_host() as (host, engine),
         joined_client(host, "c1") as (one, log1),

@@ -35,7 +35,7 @@ def roles(log: EventLog) -> list[Role]:
     return [event.role for event in log.of_type(RoleChanged)]
 
 
-async def test_every_coordinator_hears_of_a_new_role() -> None:
+async def test_every_coordinator_gets_a_new_role() -> None:
     async with (
         running_host(flippable()) as (host, _),
         joined_client(host, "c1") as (_, one),
@@ -43,8 +43,8 @@ async def test_every_coordinator_hears_of_a_new_role() -> None:
     ):
         assert host.set_role(Role.PREFILL)
         for log in (one, two):
-            heard = await log.wait(RoleChanged)
-            assert heard == RoleChanged(replica_id="decode-1", role=Role.PREFILL)
+            events_of = await log.wait(RoleChanged)
+            assert events_of == RoleChanged(replica_id="decode-1", role=Role.PREFILL)
         assert host.facts == replace(HANDS_OVER, role=Role.PREFILL)
         assert host.counters.role_changes == 1
 
@@ -74,7 +74,7 @@ async def test_the_same_role_again_changes_nothing_and_is_not_said() -> None:
         assert host.counters.role_changes == 2
 
 
-async def test_what_runs_on_a_replica_runs_on_when_its_role_changes() -> None:
+async def test_running_legs_continue_when_a_replicas_role_changes() -> None:
     async with running_host(flippable()) as (host, engine), joined_client(host) as (client, log):
         client.submit("decode-1", make_leg("a", max_tokens=4))
         await engine.watch.wait_until(lambda: "a" in engine.running)
@@ -87,7 +87,7 @@ async def test_what_runs_on_a_replica_runs_on_when_its_role_changes() -> None:
         assert not engine.aborted
 
 
-async def test_legs_that_are_sent_before_a_coordinator_hears_of_a_flip_are_taken() -> None:
+async def test_legs_sent_before_a_coordinator_knows_of_a_flip_are_accepted() -> None:
     async with running_host(flippable()) as (host, engine), joined_client(host) as (client, log):
         assert host.set_role(Role.PREFILL)
         assert client.submit("decode-1", make_leg("late")) is None
@@ -147,7 +147,7 @@ async def test_a_replica_says_how_many_gpus_it_takes() -> None:
 # ------------------------------------------------------------------ late frames
 
 
-async def heard(epochs: list[tuple[int, Role]]) -> list[Event]:
+async def events_of(epochs: list[tuple[int, Role]]) -> list[Event]:
     """What a coordinator makes of changes that arrive in this order."""
     with raw_replica() as (peer, address):
         async with running_client() as (client, log):
@@ -165,7 +165,7 @@ async def heard(epochs: list[tuple[int, Role]]) -> list[Event]:
 
 
 async def test_a_late_frame_does_not_undo_a_newer_change() -> None:
-    said = await heard([(2, Role.PREFILL), (1, Role.MIXED), (2, Role.DECODE), (3, Role.MIXED)])
+    said = await events_of([(2, Role.PREFILL), (1, Role.MIXED), (2, Role.DECODE), (3, Role.MIXED)])
     assert said == [
         RoleChanged(replica_id="decode-1", role=Role.PREFILL),
         RoleChanged(replica_id="decode-1", role=Role.MIXED),

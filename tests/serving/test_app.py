@@ -105,7 +105,7 @@ def test_a_pool_has_another_version_when_it_is_built_from_something_else(
     assert (pool_version(after, "decode") != pool_version(before, "decode")) == replaces
 
 
-def test_what_a_pool_does_not_take_from_its_model_is_no_part_of_its_version() -> None:
+def test_an_overridden_key_of_the_model_is_no_part_of_a_pools_version() -> None:
     own = "pools.decode.engine.max_num_seqs=256"
     assert pool_version(example("sim.yaml", own, "model.engine.max_num_seqs=9"), "decode") == (
         pool_version(example("sim.yaml", own), "decode")
@@ -129,7 +129,7 @@ def test_actors_on_another_interpreter_ask_ray_for_it() -> None:
     }
 
 
-def test_what_is_built_by_other_code_keeps_its_word_and_its_interpreter() -> None:
+def test_builds_of_other_code_keep_their_version_and_interpreter() -> None:
     """Two versions of baton need not call the same configuration by the same word."""
     old, new = example("sim.yaml"), example("sim.yaml", "pools.decode.engine.max_num_seqs=9")
     built = replace(
@@ -158,7 +158,7 @@ def config() -> DeploymentConfig:
     return load_config([CONFIGS / "models-example.yaml"], env={}, sets=()).config
 
 
-def test_each_model_has_its_pools_and_what_all_share(config: DeploymentConfig) -> None:
+def test_each_model_has_its_pools_and_the_shared_processes(config: DeploymentConfig) -> None:
     parts = split_by_model(config)
     assert {name: tuple(part.pools) for name, part in parts.items()} == {
         "small": ("small",),

@@ -199,12 +199,12 @@ class Fleet:
     def record_progress(self, progress: Mapping[str, object]) -> None:
         self.notes.append(dict(progress))
 
-    def manner(self, **how: object) -> RolloutOptions:
+    def options(self, **how: object) -> RolloutOptions:
         manner = RolloutOptions(now_s=lambda: self.waited_s, sleep=self._wait)
         return replace(manner, **how)  # type: ignore[arg-type]  # as tests say it
 
     def apply(self, config: DeploymentConfig, **how: object) -> ApplyResult:
-        return apply_config(self, config, self.manner(**how))
+        return apply_config(self, config, self.options(**how))
 
     def fates(self) -> list[str]:
         return [str(generation.status) for generation in self.history()]
@@ -213,7 +213,7 @@ class Fleet:
         self.waited_s += seconds
 
 
-def test_live_changes_are_told_to_everybody_and_kept_under_the_next_number(make: Make) -> None:
+def test_live_changes_reach_every_process_and_are_stored_under_the_next_number(make: Make) -> None:
     fleet = Fleet(make(), no_room="must not be asked")
     new = make("slo.default.ttft=1s", "tenants.acme.weight=3")
     applied = fleet.apply(new)
@@ -244,7 +244,7 @@ def test_an_apply_says_which_histograms_get_other_edges(
     assert report(applied, "applied")["histograms"] == told
 
 
-def test_histograms_that_nobody_can_read_are_not_spoken_of(make: Make) -> None:
+def test_unreadable_histograms_are_left_out(make: Make) -> None:
     off = "observability.metrics.enabled=false"
     applied = Fleet(make(off)).apply(make(off, "slo.default.ttft=1.2s"))
     assert applied.histograms == ()
@@ -256,7 +256,7 @@ def test_nothing_new_is_nothing_to_do(make: Make) -> None:
     assert fleet.told == []
 
 
-def test_what_takes_a_restart_is_refused_before_anybody_is_asked(make: Make) -> None:
+def test_a_change_that_takes_a_restart_is_refused_before_any_process_is_asked(make: Make) -> None:
     fleet = Fleet(make(), refuses="must not be asked")
     with pytest.raises(ApplyRejected, match=r"server.port: 8000 -> 1 \(restart\)"):
         fleet.apply(make("server.port=1", "slo.default.ttft=1s"))
@@ -350,7 +350,7 @@ def test_without_rollback_what_is_no_good_stays_and_says_so(make: Make) -> None:
     assert (len(fleet.orders), fleet.fates()) == (1, ["started", "not reverted"])
 
 
-def test_without_waiting_all_is_ordered_and_nothing_judged(make: Make) -> None:
+def test_without_waiting_all_changes_are_ordered_and_none_is_evaluated(make: Make) -> None:
     new = make(*BOTH)
     fleet = Fleet(make(), worse=True)
     assert fleet.apply(new, wait=False).stage_decisions == ("not watched",)
@@ -358,7 +358,7 @@ def test_without_waiting_all_is_ordered_and_nothing_judged(make: Make) -> None:
     assert fleet.waited_s < 1
 
 
-def test_one_can_go_back_to_what_was_good_and_differs(make: Make) -> None:
+def test_a_rollback_returns_to_a_good_and_different_generation(make: Make) -> None:
     first, second = make("slo.default.ttft=1s"), make("slo.default.ttft=2s")
     fleet = Fleet(make())
     for config in (first, second):
@@ -368,14 +368,14 @@ def test_one_can_go_back_to_what_was_good_and_differs(make: Make) -> None:
         fleet.apply(make("slo.default.ttft=9s"))
     assert fleet.fates() == ["started", "applied", "applied", "reverted", "applied"]
     assert fleet.current().config == second
-    assert roll_back(fleet, None, fleet.manner(operation="rollback")).generation == 5
+    assert roll_back(fleet, None, fleet.options(operation="rollback")).generation == 5
     assert fleet.current().config == first
-    assert roll_back(fleet, 0, fleet.manner(operation="rollback")).generation == 6
+    assert roll_back(fleet, 0, fleet.options(operation="rollback")).generation == 6
     assert (fleet.current().config, fleet.history()[-1].operation) == (make(), "rollback")
     with pytest.raises(ApplyRejected, match="generation 9 is not kept"):
-        roll_back(fleet, 9, fleet.manner())
+        roll_back(fleet, 9, fleet.options())
     with pytest.raises(ApplyRejected, match="no other generation was good"):
-        roll_back(Fleet(make()), None, fleet.manner())
+        roll_back(Fleet(make()), None, fleet.options())
 
 
 def test_another_version_of_baton_does_not_touch_the_configuration(make: Make) -> None:
@@ -404,14 +404,14 @@ def test_one_refusal_and_nothing_has_changed_anywhere(make: Make) -> None:
     assert (fleet.told, fleet.resized, fleet.current().generation) == ([], [], 0)
 
 
-def test_of_two_who_apply_at_the_same_time_one_is_refused(make: Make) -> None:
+def test_of_two_concurrent_applies_one_is_refused(make: Make) -> None:
     fleet = Fleet(make(), overtaken=True)
     with pytest.raises(ApplyRejected, match="generation 1 was applied by another command"):
         fleet.apply(make("slo.default.ttft=1s"))
     assert fleet.told == []
 
 
-def test_a_dry_run_asks_everybody_and_changes_nothing(make: Make) -> None:
+def test_a_dry_run_asks_every_process_and_changes_nothing(make: Make) -> None:
     fleet = Fleet(make())
     new = make("slo.default.ttft=1s", "pools.d.replicas.initial=5")
     applied = fleet.apply(new, dry_run=True)
@@ -444,7 +444,7 @@ def test_an_ingress_that_is_healthy_again_soon_is_given_the_time(make: Make) -> 
     assert fleet.apply(make("slo.default.ttft=1s")).generation == 1
 
 
-def test_who_ailed_before_is_no_reason_to_go_back(make: Make) -> None:
+def test_a_replica_that_was_unhealthy_before_is_no_reason_to_roll_back(make: Make) -> None:
     fleet = Fleet(make(), ails=[["down"]])
     assert fleet.apply(make("slo.default.ttft=1s")).generation == 1
 
@@ -475,7 +475,7 @@ def test_sizes_follow_the_configuration_where_nothing_else_decides(
     assert target_sizes(make(), make(*sets), sizes) == expected
 
 
-def test_a_pool_whose_counts_nobody_touched_is_left_as_it_is(make: Make) -> None:
+def test_a_pool_with_unchanged_counts_is_left_as_it_is(make: Make) -> None:
     by_hand = {"p": 2, "d": 9}
     assert target_sizes(make(), make("slo.default.ttft=1s"), by_hand) == {}
     assert target_sizes(make(), make("pools.d.replicas.max=8"), by_hand) == {"d": 8}
@@ -519,7 +519,7 @@ async def test_preparing_changes_nothing_and_taking_builds_nothing_again(make: M
     assert (process.at, process.built, holder.live.generation) == (new, 1, 4)
 
 
-async def test_what_cannot_be_taken_is_counted_and_what_came_too_late_is_not(make: Make) -> None:
+async def test_a_rejected_configuration_is_counted_and_an_outdated_one_is_not(make: Make) -> None:
     holder, _ = holder_of(make())
     await holder.prepare(3, make("router.seed=13"))
     await holder.prepare(2, make("router.seed=1"))
@@ -539,7 +539,7 @@ async def test_a_process_says_why_it_cannot_take_a_configuration(make: Make) -> 
     assert process.built == 0
 
 
-async def test_what_is_taken_counts_not_what_was_prepared(make: Make) -> None:
+async def test_the_committed_configuration_counts_and_not_the_prepared_one(make: Make) -> None:
     prepared, told = make("router.seed=1"), make("router.seed=2")
     holder, process = holder_of(make())
     await holder.prepare(3, prepared)
@@ -560,7 +560,7 @@ async def test_a_configuration_that_cannot_be_taken_leaves_the_old_one(make: Mak
 # ------------------------------------------------------------------ what is kept
 
 
-def test_who_starts_later_begins_with_the_newest_generation(make: Make) -> None:
+def test_a_process_that_starts_later_begins_with_the_newest_generation(make: Make) -> None:
     generations = Generations(HeadStore())
     assert generations.newest(make()) == LiveConfig(generation=0, config=make())
     for number in range(1, 12):
@@ -586,7 +586,7 @@ def test_old_generations_are_forgotten(make: Make) -> None:
     assert sorted(shelf.values) == [f"config/{number:010d}" for number in range(6, 26)]
 
 
-def test_what_became_of_a_generation_is_kept_with_it(make: Make) -> None:
+def test_the_result_of_a_generation_is_kept_with_it(make: Make) -> None:
     shelf = HeadStore()
     generations = Generations(shelf, now_s=lambda: 1e9)
     generations.add_first(make())

@@ -37,7 +37,7 @@ class Answers:
             raise self.fails
 
 
-async def test_one_that_is_silent_for_a_moment_is_not_given_up() -> None:
+async def test_a_side_channel_that_fails_for_a_moment_is_not_given_up() -> None:
     answers = Answers()
     watch = SideChannelWatch("decode-1", answers)
     answers.fails = TransferFailed("decode-1", "nobody listens")
@@ -52,7 +52,7 @@ async def test_one_that_is_silent_for_a_moment_is_not_given_up() -> None:
     assert watch.failure == ""
 
 
-async def test_one_that_stays_silent_is_given_up_and_said_so_once(
+async def test_a_side_channel_that_keeps_failing_is_given_up_with_one_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     answers = Answers()
@@ -100,7 +100,7 @@ async def test_it_is_asked_again_and_again_until_it_is_closed() -> None:
     assert set(engine.checks) == {("decode-1", "here")}
 
 
-async def test_a_replica_without_a_side_channel_asks_nobody() -> None:
+async def test_a_replica_without_a_side_channel_sends_no_probe() -> None:
     watch = start_side_channel_watch(ScriptedEngine(), make_facts())
     assert watch._task._task is None
     await watch.close()
@@ -141,7 +141,7 @@ async def dead(engine: ScriptedEngine) -> SideChannelWatch:
     return watch
 
 
-async def test_serve_hears_of_a_side_channel_that_is_dead_though_the_engine_lives() -> None:
+async def test_serve_is_told_of_a_side_channel_that_is_dead_while_the_engine_lives() -> None:
     engine = ScriptedEngine(replace(make_facts(), side_channel="127.0.0.1:1"))
     async with running_host(engine) as (host, _):
         well = Body(host, start_side_channel_watch(engine, engine.facts))
@@ -153,7 +153,7 @@ async def test_serve_hears_of_a_side_channel_that_is_dead_though_the_engine_live
         await body._side_channel.close()
 
 
-async def test_what_runs_where_it_is_dead_ends_before_serve_ends_the_replica() -> None:
+async def test_legs_on_a_dead_side_channel_end_before_serve_stops_the_replica() -> None:
     engine = ScriptedEngine(replace(make_facts(), side_channel="127.0.0.1:1"))
     async with running_one(engine) as host:
         body = Body(host, await dead(engine))
@@ -183,7 +183,7 @@ async def test_a_replica_that_drains_for_it_stays_broken_though_it_answers_again
         await body._side_channel.close()
 
 
-async def test_serve_hears_of_an_agent_that_pulls_from_nobody_once_nothing_runs() -> None:
+async def test_serve_is_told_of_an_agent_that_pulls_from_no_source_once_it_is_idle() -> None:
     engine = ScriptedEngine()
     async with running_one(engine) as host:
         body = Body(host, start_side_channel_watch(engine, engine.facts))
@@ -197,7 +197,7 @@ async def test_serve_hears_of_an_agent_that_pulls_from_nobody_once_nothing_runs(
             await body.check_health()  # type: ignore[misc]
 
 
-async def test_serve_hears_of_an_engine_that_died() -> None:
+async def test_serve_is_told_of_an_engine_that_died() -> None:
     engine = ScriptedEngine()
     async with running_host(engine) as (host, _):
         body = Body(host, start_side_channel_watch(engine, engine.facts))
@@ -215,7 +215,7 @@ class Frontend:
     broken: bool = False
 
 
-class Door:
+class IngressHealth:
     """What Serve asks of an ingress whether it is well."""
 
     check = ModelIngress.check
@@ -225,12 +225,12 @@ class Door:
         self.rust_ingress: Frontend | None = None
 
 
-def test_serve_hears_of_an_ingress_that_will_never_serve_again() -> None:
-    Door(None).check()  # type: ignore[misc]  # it is starting
-    Door(Frontend()).check()  # type: ignore[misc]
+def test_serve_is_told_of_an_ingress_that_will_never_serve_again() -> None:
+    IngressHealth(None).check()  # type: ignore[misc]  # it is starting
+    IngressHealth(Frontend()).check()  # type: ignore[misc]
     with pytest.raises(ComponentUnhealthy, match="ingress is broken"):
-        Door(Frontend(has_failed=True)).check()  # type: ignore[misc]
-    gated = Door(Frontend())
+        IngressHealth(Frontend(has_failed=True)).check()  # type: ignore[misc]
+    gated = IngressHealth(Frontend())
     gated.rust_ingress = Frontend(broken=True)
     with pytest.raises(ComponentUnhealthy, match="the gate before its frontend has died"):
         gated.check()  # type: ignore[misc]

@@ -252,7 +252,7 @@ def test_no_answer_of_haproxy_is_no_direct_path() -> None:
     assert not direct_server_is_up("")
 
 
-def test_what_is_on_this_machine_is_asked_without_the_shells_proxy(
+def test_processes_on_this_machine_are_asked_without_the_shells_proxy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")

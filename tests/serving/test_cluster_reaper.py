@@ -55,9 +55,7 @@ def test_a_process_that_ignores_the_request_is_killed(tmp_path: Path, spawn: Spa
     assert stubborn.wait(5) == -9
 
 
-def test_someone_who_reads_a_file_of_the_cluster_is_left_alone(
-    tmp_path: Path, spawn: Spawn
-) -> None:
+def test_a_reader_of_a_file_of_the_cluster_is_not_ended(tmp_path: Path, spawn: Spawn) -> None:
     log = tmp_path / "log"
     log.touch()
     spawn(f"f = open({str(log)!r}); {SLEEP}", marked=False)

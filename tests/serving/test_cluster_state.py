@@ -38,7 +38,7 @@ def state() -> ClusterState:
     )
 
 
-def test_what_is_written_is_found(tmp_path: Path, state: ClusterState) -> None:
+def test_a_written_state_is_found(tmp_path: Path, state: ClusterState) -> None:
     write_state(state, tmp_path)
     assert running_clusters(tmp_path) == (state,)
 
@@ -55,7 +55,7 @@ def test_a_baton_whose_holder_is_gone_is_forgotten(tmp_path: Path, state: Cluste
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pid_that_was_given_to_someone_else_is_not_mistaken(
+def test_a_pid_given_to_another_process_is_not_mistaken(
     tmp_path: Path, state: ClusterState
 ) -> None:
     write_state(replace(state, pid_started_at_s=state.pid_started_at_s - 60), tmp_path)
@@ -75,7 +75,7 @@ def test_a_wall_clock_that_jumps_does_not_make_a_baton_be_forgotten(
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="the kernel tells ticks in /proc")
-def test_a_pid_that_began_at_another_tick_is_somebody_else(
+def test_a_pid_that_began_at_another_tick_is_another_process(
     tmp_path: Path, state: ClusterState
 ) -> None:
     ticks = process_start_ticks(os.getpid())

@@ -66,7 +66,7 @@ def feed(
     )
 
 
-def story(request_id: str, *, age_s: float, slowness: float) -> dict[str, object]:
+def request_row(request_id: str, *, age_s: float, slowness: float) -> dict[str, object]:
     return {"request_id": request_id, "age_s": age_s, "slowness": slowness}
 
 
@@ -79,7 +79,7 @@ async def test_the_overview_is_what_the_controller_and_every_ingress_say() -> No
     }
 
 
-async def test_an_ingress_that_is_silent_is_named_and_hides_nobody() -> None:
+async def test_an_unresponsive_ingress_is_named_and_hides_no_other() -> None:
     ask = Ingresses(status=[{"healthy": True}])
     ask.missing = ("ingress: no answer to 'status' within 3 s",)
     found = await feed(ask).overview()
@@ -109,8 +109,8 @@ async def test_links_of_several_ingresses_are_one_list() -> None:
 async def test_requests_of_several_ingresses_are_in_one_order() -> None:
     ask = Ingresses(
         requests=[
-            [story("a", age_s=5.0, slowness=9.0)],
-            [story("b", age_s=1.0, slowness=2.0), story("c", age_s=3.0, slowness=4.0)],
+            [request_row("a", age_s=5.0, slowness=9.0)],
+            [request_row("b", age_s=1.0, slowness=2.0), request_row("c", age_s=3.0, slowness=4.0)],
         ]
     )
     latest = await feed(ask).requests(2, RecordSelection.LATEST)
@@ -127,10 +127,10 @@ async def test_one_request_is_looked_for_everywhere() -> None:
 
 
 async def test_where_no_ingress_answers_that_is_said() -> None:
-    async def silent(method: str, *arguments: object) -> CallResults:
+    async def no_answer(method: str, *arguments: object) -> CallResults:
         return NOBODY
 
-    lone = feed(silent)
+    lone = feed(no_answer)
     for call in (lone.links(), lone.requests(1, RecordSelection.LATEST), lone.request("x")):
         with pytest.raises(NotRunning, match="no ingress answers: ingress: no answer"):
             await call

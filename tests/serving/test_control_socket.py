@@ -103,7 +103,7 @@ def test_while_a_deployment_ends_every_command_is_told_so_at_once(tmp_path: Path
     client.check_not_ending()  # there is nobody any more to say so
 
 
-def test_an_error_that_nobody_thought_of_is_told_and_the_next_question_answered(
+def test_an_unexpected_error_is_reported_and_the_next_question_answered(
     serve: Serve,
 ) -> None:
     def fails_at_first(deployment: str, *rest: object) -> list[object]:
@@ -125,7 +125,7 @@ def test_only_what_control_commands_ask_is_passed_on(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"note": \n'])
-def test_what_cannot_be_read_is_told_so(serve: Serve, tmp_path: Path, garbage: bytes) -> None:
+def test_an_unreadable_question_gets_an_error(serve: Serve, tmp_path: Path, garbage: bytes) -> None:
     serve(answers)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10.0)
@@ -211,7 +211,7 @@ def test_a_status_of_a_controller_that_is_late_shows_the_ingresses(serve: Serve)
     assert report["ingresses"] == [{"healthy": True}]
 
 
-def test_a_status_that_nobody_answers_is_an_error(serve: Serve) -> None:
+def test_an_unanswered_status_is_an_error(serve: Serve) -> None:
     def late(deployment: str, *_: object) -> list[object]:
         raise TimedOut(f"{deployment} did not answer", "try again")
 

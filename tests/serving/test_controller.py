@@ -41,7 +41,7 @@ async def scaled(world: ScalingWorld, replicas: int | None) -> dict[str, object]
         await world.loop.stop()
 
 
-async def test_it_says_what_a_pool_had_and_what_it_is_to_have() -> None:
+async def test_the_former_and_the_new_size_of_a_pool_are_reported() -> None:
     world = ScalingWorld()
     await world.settle()
     told = await scaled(world, 6)
@@ -58,7 +58,7 @@ async def test_a_pool_of_which_serve_has_said_nothing_yet_is_refused_in_words() 
     assert "baton status" in str(told["remedy"])
 
 
-async def test_a_turn_that_fails_is_said_with_what_to_do() -> None:
+async def test_a_failed_tick_is_reported_with_a_remedy() -> None:
     world = ScalingWorld()
     await world.settle()
     world.store.error = TimeoutError("GCS")
@@ -127,7 +127,7 @@ async def test_turns_and_decisions_are_counted_beyond_what_is_remembered() -> No
     assert sum(turns) == 350
 
 
-async def test_what_operators_do_counts_as_well() -> None:
+async def test_operator_actions_count_as_well() -> None:
     watched = Watched()
     await watched.world.settle()
     watched.world.loop._autoscaler.override("decode", 5, until_s=None, now_s=0.0)
@@ -173,7 +173,7 @@ async def test_the_age_of_reports_is_that_of_the_last_turn_in_which_all_came() -
     assert hearing.age_s == 2.0, "that nobody is there is no report"
 
 
-async def test_a_silent_serve_is_no_silent_ingress() -> None:
+async def test_an_unresponsive_serve_is_no_unresponsive_ingress() -> None:
     world = ScalingWorld()
     world.fleet.serve_error = RuntimeError("no")
     await world.tick()
@@ -184,7 +184,7 @@ async def test_a_silent_serve_is_no_silent_ingress() -> None:
     assert world.reader.inputs[-1].unresponsive_ingresses == 2
 
 
-async def test_once_in_a_while_a_controller_lets_go_of_what_nobody_uses() -> None:
+async def test_a_controller_trims_unused_memory_now_and_then() -> None:
     class Thing:
         pass
 
@@ -224,12 +224,12 @@ class Machine:
         self.step_s = 0.0
         self.begun_anew = 0
         self.fails = False
-        self.watch = ClockStepGuard(self.clock, self._wall, self._begin_anew)
+        self.watch = ClockStepGuard(self.clock, self._wall, self._restart)
 
     def _wall(self) -> float:
         return 1e9 + self.clock.at_s + self.step_s
 
-    async def _begin_anew(self) -> None:
+    async def _restart(self) -> None:
         if self.fails:
             raise ConnectionError("no Serve")
         self.begun_anew += 1
@@ -242,7 +242,7 @@ class Machine:
         return self.begun_anew
 
 
-async def test_a_clock_that_is_set_back_begins_serves_timers_anew_once() -> None:
+async def test_a_clock_that_is_set_back_restarts_serves_timers_once() -> None:
     machine = Machine()
     assert await machine.turn() == 0
     assert await machine.turn(step_s=-HOUR_S) == 1
@@ -255,7 +255,7 @@ async def test_a_clock_that_is_set_forward_or_slewed_does_not(step_s: float) -> 
     assert await Machine().turn(step_s=step_s) == 0
 
 
-async def test_what_failed_is_tried_again() -> None:
+async def test_a_failed_call_is_retried() -> None:
     machine = Machine()
     machine.fails = True
     with pytest.raises(ConnectionError):

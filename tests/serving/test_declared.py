@@ -75,7 +75,7 @@ def test_another_configuration_is_the_next_generation(config: DeploymentConfig) 
     assert Generations(store).history()[-1].status is GenerationStatus.APPLIED
 
 
-def test_what_was_applied_by_hand_is_overruled_by_what_is_declared(
+def test_a_declared_configuration_overrides_a_manual_apply(
     config: DeploymentConfig,
 ) -> None:
     store = HeadStore()
@@ -86,7 +86,7 @@ def test_what_was_applied_by_hand_is_overruled_by_what_is_declared(
     assert Generations(store).newest_number() == 2
 
 
-def test_link_keys_and_notes_of_what_runs_are_kept(config: DeploymentConfig) -> None:
+def test_link_keys_and_notes_of_running_deployments_are_kept(config: DeploymentConfig) -> None:
     store = HeadStore()
     commit_config(config, store)
     store.put("link-keys", b"secret", overwrite=True)
@@ -105,7 +105,7 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OURS, tmp_path / "elsewhere" / "baton"))
 
 
-def test_its_name_is_the_version_and_the_content_of_what_runs() -> None:
+def test_its_name_is_the_version_and_content_of_the_running_code() -> None:
     assert code_version() == f"{baton.__version__}+{content_hash(OURS)}"
 
 
@@ -113,7 +113,7 @@ def test_a_copy_elsewhere_is_the_same_code(copy: Path) -> None:
     assert content_hash(copy) == content_hash(OURS)
 
 
-def test_what_python_and_packagers_leave_beside_it_is_no_part_of_it(copy: Path) -> None:
+def test_files_of_python_and_packagers_are_no_part_of_it(copy: Path) -> None:
     (copy / "serving" / "__pycache__").mkdir(exist_ok=True)
     (copy / "serving" / "__pycache__" / "app.cpython-311.pyc").write_bytes(b"x")
     (copy / "telemetry" / "dashboards" / "files").mkdir(parents=True, exist_ok=True)

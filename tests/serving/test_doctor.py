@@ -235,7 +235,7 @@ def test_a_build_for_gpus_without_any_is_a_warning() -> None:
     assert check("build", replace(GOOD, imports=cuda)).status is CheckStatus.WARN
 
 
-def test_gpus_without_compilers_are_a_warning_with_the_command_that_mends_it() -> None:
+def test_gpus_without_compilers_are_a_warning_with_the_command_that_installs_them() -> None:
     told = "got no g++, expected one on the PATH; install it (apt-get install g++)"
     found = check("kernels", replace(GOOD, gpus=1, kernel_compile_error=told))
     assert found.status is CheckStatus.WARN
@@ -307,7 +307,7 @@ def test_a_line_of_a_component_is_a_finding_with_its_remedy() -> None:
 @pytest.mark.parametrize(
     "name", ["free_shared_memory_bytes", "haproxy_warning", "clock_synchronized"]
 )
-def test_what_could_not_be_found_out_is_skipped_and_says_why(name: str) -> None:
+def test_an_unknown_fact_is_skipped_with_the_reason(name: str) -> None:
     blind = replace(GOOD, **{name: UnknownFact("nobody tells")})  # type: ignore[arg-type]  # likewise
     (found,) = [other for other in all_checks(blind, None) if other.detail == "nobody tells"]
     assert found.status is CheckStatus.SKIP
@@ -316,7 +316,7 @@ def test_what_could_not_be_found_out_is_skipped_and_says_why(name: str) -> None:
 # -------------------------------------------------------------------------------- configuration
 
 
-def test_what_runs_here_may_hold_its_own_port_and_memory(config: DeploymentConfig) -> None:
+def test_the_running_deployment_may_hold_its_own_port_and_memory(config: DeploymentConfig) -> None:
     taken = PortFact(key="server.port", host="127.0.0.1", port=80, free=False)
     poor = replace(GOOD, ports=(taken,), available_memory_bytes=0)
     found = {other.name: other for other in all_checks(poor, config, runs_at="http://h:80")}
@@ -389,7 +389,7 @@ def test_the_ports_and_secrets_of_a_configuration_are_found(tmp_path: Path) -> N
     }
 
 
-def test_a_fact_that_takes_too_long_is_unknown_and_nobody_waits_for_it() -> None:
+def test_a_slow_fact_is_unknown_and_delays_no_other() -> None:
     never = threading.Event()
     found = gather_fact(0.01, "the disk", never.wait)
     never.set()
@@ -459,7 +459,7 @@ def test_an_endpoint_that_is_not_well_says_so_and_one_that_asks_for_a_token_answ
     assert http_problem(url) == ""
 
 
-def test_nobody_there_is_told_as_such() -> None:
+def test_a_missing_deployment_is_reported_as_such() -> None:
     refused = "the connection is refused: nothing listens there"
     assert http_problem("http://127.0.0.1:1") == refused
 
@@ -487,7 +487,7 @@ def test_checks_are_numbered_over_all_areas_and_one_failure_is_enough() -> None:
     ]
 
 
-def test_every_check_that_is_not_well_says_why_it_matters_and_what_to_do(
+def test_every_failed_check_says_why_it_matters_and_its_remedy(
     config: DeploymentConfig,
 ) -> None:
     broken = replace(

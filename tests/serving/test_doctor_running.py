@@ -113,7 +113,7 @@ def test_a_deployment_that_is_well_passes_every_check() -> None:
     }
 
 
-def test_a_pair_whose_probe_fails_is_named_with_why_and_what_to_do() -> None:
+def test_a_pair_with_a_failed_probe_is_named_with_reason_and_remedy() -> None:
     bad = LINK | {"state": "quarantined", "reason": "prefill: no answer within 5 s"}
     found = check("pairs", running(links=(LINK, bad)))
     assert found.status is CheckStatus.FAIL
@@ -122,7 +122,7 @@ def test_a_pair_whose_probe_fails_is_named_with_why_and_what_to_do() -> None:
     assert check("side channels", running(links=(LINK, bad))).status is CheckStatus.PASS
 
 
-def test_a_side_channel_that_does_not_answer_is_told_apart_from_other_failures() -> None:
+def test_a_side_channel_that_does_not_answer_differs_from_other_failures() -> None:
     deaf = LINK | {"state": "quarantined", "reason": "side channel: connection refused"}
     found = check("side channels", running(links=(deaf,)))
     assert found.status is CheckStatus.FAIL
@@ -130,7 +130,7 @@ def test_a_side_channel_that_does_not_answer_is_told_apart_from_other_failures()
     assert "replace them" in found.fix
 
 
-def test_a_replica_that_can_pull_from_nobody_is_named_once_for_all_ingresses() -> None:
+def test_a_replica_that_can_pull_from_no_source_is_named_once_for_all_ingresses() -> None:
     ill = INGRESS | {"broken_agents": {"decode-1": "its transfer agent is broken"}}
     found = check("transfer agents", running(ingresses=[ill, ill]))
     assert found.status is CheckStatus.FAIL
@@ -138,7 +138,7 @@ def test_a_replica_that_can_pull_from_nobody_is_named_once_for_all_ingresses() -
     assert "replaced by itself" in found.fix
 
 
-def test_pulls_that_came_after_their_lease_are_told_with_where_and_what_to_do() -> None:
+def test_pulls_after_their_lease_are_reported_with_place_and_remedy() -> None:
     late = INGRESS | {"replicas": [VIEW | {"void_pulls": 3}]}
     found = check("leases", running(ingresses=[late, late]))
     assert found.status is CheckStatus.WARN
@@ -274,7 +274,7 @@ def test_many_bad_pairs_are_counted_and_a_few_are_named() -> None:
         ("pairs", {"links": UnknownFact("nobody tells")}, CheckStatus.SKIP, "nobody tells"),
     ],
 )
-def test_what_is_not_well_is_said_in_its_own_check(
+def test_a_problem_is_reported_in_its_own_check(
     name: str, changes: dict[str, Any], verdict: CheckStatus, said: str
 ) -> None:
     found = check(name, running(**changes))
@@ -297,7 +297,7 @@ def test_where_the_controller_does_not_answer_the_rest_is_skipped() -> None:
     assert {other.status for other in rest} == {CheckStatus.SKIP}
 
 
-def test_every_list_has_the_same_checks_whatever_is_found() -> None:
+def test_every_list_has_the_same_checks_for_all_facts() -> None:
     blind = replace(running(), status=UnknownFact("no"))
     nothing = NotRunning("nothing runs", "start one")
     lists = [

@@ -161,7 +161,7 @@ def test_engines_on_a_gpu_are_left_to_vllm() -> None:
     assert engine_environment(example("gpu-example.yaml"), "decode") == {}
 
 
-def test_what_the_configuration_sets_for_engines_wins() -> None:
+def test_configured_values_for_engines_win() -> None:
     asked = example("quickstart.yaml", "transfer.env.OMP_NUM_THREADS='2'")
     assert engine_environment(asked, "decode")["OMP_NUM_THREADS"] == "2"
 
@@ -220,7 +220,7 @@ def test_plain_values_come_back_and_others_as_text() -> None:
     assert isinstance(left, str)
 
 
-def test_what_was_not_packed_is_left_as_it_is() -> None:
+def test_unpacked_data_is_left_as_it_is() -> None:
     assert unpack({"generation": 3}) == {"generation": 3}
     assert unpack_reports({"generation": 3}) == ()
     assert unpack_reports(pack_reports.__name__) == ()
@@ -291,7 +291,7 @@ def test_a_coordinator_waits_until_a_replica_must_have_answered_a_check(deadline
 # ------------------------------------------------------------------ metrics
 
 
-async def test_a_replicas_metrics_and_its_engines_own_are_for_whoever_has_the_token(
+async def test_metrics_of_replicas_and_their_engines_need_the_token(
     tmp_path: Path,
 ) -> None:
     token_file = tmp_path / "token"
@@ -345,7 +345,7 @@ class Body:
         self._metrics = metrics
 
 
-async def test_a_replica_says_what_it_is_meant_for_now_and_what_its_pool_is_for() -> None:
+async def test_a_replica_reports_its_role_and_its_pools_role() -> None:
     facts = replace(make_facts(), side_channel="127.0.0.1:1")
     async with running_host(ScriptedEngine(facts)) as (host, _):
         body = Body(host, facts)

@@ -74,7 +74,7 @@ def test_a_leaver_is_forgotten_when_its_link_breaks() -> None:
     assert events[-1] == lost
 
 
-def test_a_member_that_left_and_is_back_begins_anew() -> None:
+def test_a_returned_member_starts_from_nothing() -> None:
     """Else it would be taken to drain for as long as its link holds, and get no work."""
 
     class Sessions(Links):
@@ -98,7 +98,7 @@ def test_a_member_that_left_and_is_back_begins_anew() -> None:
     assert links.addresses.keys() == {"a", "b"}
 
 
-def test_who_is_joined_is_known_whatever_comes_of_what_was_told() -> None:
+def test_a_joined_replica_is_known_though_a_consumer_raises() -> None:
     links = Links()
 
     def stumble(event: Event) -> None:
@@ -132,7 +132,7 @@ def test_a_leaver_whose_link_had_broken_before_is_forgotten_at_once() -> None:
     assert links.addresses == {}
 
 
-def test_what_becomes_of_replicas_is_said_and_a_surprise_louder(
+def test_lost_replicas_are_logged_and_unexpected_losses_as_warnings(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     follow, _, _ = watch()

@@ -34,7 +34,7 @@ def two_cpus(*sets: str) -> DeploymentConfig:
     return example("sim.yaml", *cpus, *sets)
 
 
-def test_too_few_nodes_are_waited_for_only_where_somebody_starts_some() -> None:
+def test_too_few_nodes_are_waited_for_only_where_an_autoscaler_starts_some() -> None:
     growth = AutoscalingCapacity(nodes=(HEAD,), node_types=(SMALL,))
     (line,) = refusals(two_cpus())
     assert "ask for 8 CPUs to start with, the cluster has 0" in line
@@ -48,7 +48,7 @@ def test_a_replica_that_no_node_has_room_for_is_refused_with_the_types_that_ther
     assert "(small: 4 CPUs)" in finding.found
 
 
-def test_a_node_that_is_there_counts_whatever_the_autoscaler_starts() -> None:
+def test_an_existing_node_counts_with_every_autoscaler() -> None:
     large = NodeType(name="", resources={"CPU": 64.0})
     wanted = two_cpus("pools.decode.resources.cpus=5")
     assert (
@@ -101,7 +101,7 @@ def test_an_autoscaler_that_does_not_say_what_it_starts_is_waited_for() -> None:
     assert refusals(example("llama-405b.yaml"), growth) == ()
 
 
-def test_what_waits_is_said_by_pool_with_what_each_replica_wants() -> None:
+def test_waiting_replicas_are_named_by_pool_with_their_resources() -> None:
     wanted = example("gpu-example.yaml")
     line = waiting_line(wanted, {"decode": 2, "prefill": 1, "controller": 1})
     assert line.startswith("waiting for nodes: 2 replicas of decode want 1 GPU")

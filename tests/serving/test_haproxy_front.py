@@ -174,14 +174,14 @@ def test_only_the_public_port_is_open_and_the_admin_socket_is_its_owners(tmp_pat
     assert "timeout http-request 10s" in closed
 
 
-def test_nothing_is_taken_out_of_serves_configuration_but_what_is_replaced(tmp_path: Path) -> None:
+def test_only_replaced_lines_of_serves_configuration_are_removed(tmp_path: Path) -> None:
     text = rendered(tmp_path)
     closed = harden(text, OPEN).splitlines()
     gone = [line.split()[0] for line in text.splitlines() if line not in closed]
     assert sorted(gone) == ["bind", "bind", "bind", *["errorfile"] * 3, "http-request", "stats"]
 
 
-def test_what_is_guarded_already_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_hardened_configuration_is_not_changed_again(tmp_path: Path) -> None:
     once = harden(rendered(tmp_path), OPEN)
     assert harden(once, OPEN) == once
 
@@ -269,7 +269,7 @@ class _Echo(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def front(
+def haproxy_before(
     folder: Path,
     tls: TlsConfig,
     *handlers: type[BaseHTTPRequestHandler],
@@ -332,7 +332,7 @@ def _listens(host: str, port: int) -> bool:
 @needs_haproxy
 def test_haproxy_serves_tls_and_nothing_in_clear(folder: Path) -> None:
     pair = make_key_pair(folder, "server")
-    with front(folder, pair.tls()) as port:
+    with haproxy_before(folder, pair.tls()) as port:
         url = f"https://127.0.0.1:{port}/x"
         seen = httpx.get(
             url, verify=pair.client_context(), headers={"x-forwarded-proto": "http"}
@@ -352,7 +352,7 @@ def test_haproxy_serves_tls_and_nothing_in_clear(folder: Path) -> None:
 def test_a_renewed_certificate_is_shown_without_a_restart(folder: Path) -> None:
     pair, renewed = make_key_pair(folder, "server"), make_key_pair(folder, "renewed")
     (folder / "h").mkdir()
-    with front(folder, pair.tls()) as port:
+    with haproxy_before(folder, pair.tls()) as port:
         (folder / "h" / "a.sock").symlink_to(folder / "a.sock")
         watch = CertificateWatch(
             pair.tls(), certificate_path(folder), lambda: admin_sockets(folder)
@@ -371,7 +371,7 @@ def test_a_renewed_certificate_is_shown_without_a_restart(folder: Path) -> None:
 @needs_haproxy
 def test_clients_without_the_wanted_certificate_are_refused_but_for_health(folder: Path) -> None:
     pair, client, other = (make_key_pair(folder, name) for name in ("server", "client", "other"))
-    with front(folder, pair.tls(client_ca_file=str(client.cert))) as port:
+    with haproxy_before(folder, pair.tls(client_ca_file=str(client.cert))) as port:
         url = f"https://127.0.0.1:{port}"
         assert httpx.get(f"{url}/x", verify=pair.client_context()).status_code == 403
         assert httpx.get(f"{url}/health", verify=pair.client_context()).status_code == 200
@@ -400,23 +400,23 @@ def dying(asked: list[bytes], *, says: bytes = b"") -> type[BaseHTTPRequestHandl
 
 @needs_haproxy
 @pytest.mark.parametrize("size", [10, 60_000])
-def test_who_had_heard_nothing_when_an_ingress_ended_is_served_by_another(
+def test_without_a_byte_when_an_ingress_ended_another_serves_the_request(
     folder: Path, size: int
 ) -> None:
     asked: list[bytes] = []
     ingress = dying(asked)
-    with front(folder, TlsConfig(), ingress, ingress) as port:
+    with haproxy_before(folder, TlsConfig(), ingress, ingress) as port:
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x" * size)
     assert answer.status_code == 200
     assert asked == [b"x" * size] * 2
 
 
 @needs_haproxy
-def test_who_had_heard_something_when_an_ingress_ended_is_not_served_twice(folder: Path) -> None:
+def test_with_a_byte_when_an_ingress_ended_the_request_is_not_served_twice(folder: Path) -> None:
     asked: list[bytes] = []
     ingress = dying(asked, says=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n")
     with (
-        front(folder, TlsConfig(), ingress, ingress) as port,
+        haproxy_before(folder, TlsConfig(), ingress, ingress) as port,
         pytest.raises(httpx.RemoteProtocolError),
     ):
         httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x")
@@ -432,7 +432,7 @@ def test_a_request_that_ends_ingresses_ends_three_at_most(folder: Path) -> None:
             asked.append(self.path)
             self.close_connection = True
 
-    with front(folder, TlsConfig(), *[Ends] * 5) as port:
+    with haproxy_before(folder, TlsConfig(), *[Ends] * 5) as port:
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x")
     assert answer.status_code == 502
     assert answer.json()["error"]["type"] == "InternalServerError"
@@ -486,7 +486,7 @@ TOO_MUCH = {
 
 @needs_haproxy
 def test_a_head_that_is_too_large_is_refused_in_the_shape_of_the_clients_api(folder: Path) -> None:
-    with front(folder, TlsConfig()) as port:
+    with haproxy_before(folder, TlsConfig()) as port:
         for name, (request, why) in TOO_MUCH.items():
             status, document = raw(port, request)
             error = document["error"]
@@ -499,7 +499,7 @@ def test_a_head_that_is_too_large_is_refused_in_the_shape_of_the_clients_api(fol
 
 @needs_haproxy
 def test_as_many_fields_as_are_taken_reach_the_ingress(folder: Path) -> None:
-    with front(folder, TlsConfig()) as port:
+    with haproxy_before(folder, TlsConfig()) as port:
         url = f"http://127.0.0.1:{port}/v1/models"
         fields = {f"x-{n}": "1" for n in range(90)}
         assert httpx.get(url, headers=fields, timeout=20).is_success
@@ -508,7 +508,7 @@ def test_as_many_fields_as_are_taken_reach_the_ingress(folder: Path) -> None:
 @needs_haproxy
 def test_a_body_whose_beginning_does_not_come_is_refused_in_json(folder: Path) -> None:
     post = head(b"content-length: 10", line=b"POST /v1/messages HTTP/1.1")
-    with front(folder, TlsConfig(), within_s=1) as port:
+    with haproxy_before(folder, TlsConfig(), within_s=1) as port:
         status, document = raw(port, post + b"123")
     assert (status, document["type"]) == (408, "error")
 
@@ -524,11 +524,11 @@ def test_a_body_whose_beginning_does_not_come_is_refused_in_json(folder: Path) -
     ],
     ids=["larger than a buffer", "no HTTP", "two lengths", "not complete in time"],
 )
-def test_what_haproxy_cannot_read_has_a_status_and_ends_the_connection(
+def test_an_unreadable_request_has_a_status_and_ends_the_connection(
     folder: Path, request_: bytes, status: bytes
 ) -> None:
     """The page is HAProxy's own: 2.8 lets nobody change what it says before it has read a head."""
-    with front(folder, TlsConfig(), within_s=1) as port:
+    with haproxy_before(folder, TlsConfig(), within_s=1) as port:
         answer = exchanged(port, request_)
     assert status in answer.splitlines()[0]
     assert b"connection: close" in answer.lower()
@@ -561,40 +561,36 @@ def assert_no_ingress(port: int) -> None:
 
 @needs_haproxy
 def test_without_an_ingress_clients_are_told_when_to_come_back(folder: Path) -> None:
-    with front(folder, TlsConfig(), gone=True) as port:
+    with haproxy_before(folder, TlsConfig(), gone=True) as port:
         assert_no_ingress(port)
 
 
 @needs_haproxy
 @pytest.mark.parametrize("status", [404, 500, 503])
-def test_what_serves_own_proxy_says_in_plain_text_is_that_no_ingress_is_there(
-    folder: Path, status: int
-) -> None:
+def test_a_plain_text_error_of_serves_proxy_becomes_no_ingress(folder: Path, status: int) -> None:
     serves = saying(status, "text/plain; charset=utf-8", b"Internal Server Error")
-    with front(folder, TlsConfig(), serves) as port:
+    with haproxy_before(folder, TlsConfig(), serves) as port:
         assert_no_ingress(port)
 
 
 @needs_haproxy
-def test_what_an_ingress_says_goes_to_the_client_as_it_is(folder: Path) -> None:
+def test_an_answer_of_an_ingress_reaches_the_client_unchanged(folder: Path) -> None:
     for status, kind in ((500, "application/json"), (404, "application/json"), (200, "text/plain")):
-        with front(folder, TlsConfig(), saying(status, kind, b'{"a": 1}')) as port:
+        with haproxy_before(folder, TlsConfig(), saying(status, kind, b'{"a": 1}')) as port:
             for answer in shapes(port):
                 assert (answer.status_code, answer.text) == (status, '{"a": 1}')
 
 
 @needs_haproxy
 def test_while_serve_knows_no_application_clients_are_told_when_to_come_back(folder: Path) -> None:
-    with front(folder, TlsConfig(), path_prefix="/elsewhere") as port:
+    with haproxy_before(folder, TlsConfig(), path_prefix="/elsewhere") as port:
         assert_no_ingress(port)
 
 
 @needs_haproxy
 @pytest.mark.parametrize("target", ["OPTIONS *", "CONNECT front.example:443"])
-def test_what_no_application_could_serve_is_not_there_rather_than_not_there_yet(
-    folder: Path, target: str
-) -> None:
-    with front(folder, TlsConfig()) as port:
+def test_an_impossible_request_target_is_not_found(folder: Path, target: str) -> None:
+    with haproxy_before(folder, TlsConfig()) as port:
         heard = exchange(
             ("127.0.0.1", port),
             f"{target} HTTP/1.1\r\nHost: front.example\r\nConnection: close\r\n\r\n".encode(),
@@ -612,7 +608,7 @@ def test_errors_are_called_what_the_gate_calls_them() -> None:
 @needs_haproxy
 def test_keys_from_other_machines_are_not_taken_in_clear(folder: Path) -> None:
     there = address_of_this_machine()
-    with front(folder, TlsConfig(required=True)) as port:
+    with haproxy_before(folder, TlsConfig(required=True)) as port:
         key = {"authorization": "Bearer sk-baton-x"}
         assert httpx.get(f"http://127.0.0.1:{port}/x", headers=key).status_code == 200
         assert httpx.get(f"http://{there}:{port}/x").status_code == 200
@@ -625,7 +621,7 @@ def test_keys_from_other_machines_are_not_taken_in_clear(folder: Path) -> None:
 @needs_haproxy
 def test_haproxy_serves_at_an_address_of_ipv6_alone(folder: Path) -> None:
     require_ipv6()
-    with front(folder, TlsConfig(), host="::1") as port:
+    with haproxy_before(folder, TlsConfig(), host="::1") as port:
         assert httpx.get(f"http://[::1]:{port}/x").status_code == 200
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://127.0.0.1:{port}/x")
@@ -633,7 +629,7 @@ def test_haproxy_serves_at_an_address_of_ipv6_alone(folder: Path) -> None:
 
 @needs_haproxy
 @pytest.mark.parametrize("host", ["::", "::ffff:0.0.0.0"])
-def test_who_serves_everywhere_tells_this_machine_from_others_by_either_protocol(
+def test_a_listener_on_all_addresses_recognizes_this_machine_by_either_protocol(
     folder: Path, host: str
 ) -> None:
     require_ipv6()
@@ -643,7 +639,7 @@ def test_who_serves_everywhere_tells_this_machine_from_others_by_either_protocol
         there.append(f"[{ipv6_address_of_this_machine()}]")
         here.append("[::1]")
     key = {"authorization": "Bearer sk-baton-x"}
-    with front(folder, TlsConfig(required=True), host=host) as port:
+    with haproxy_before(folder, TlsConfig(required=True), host=host) as port:
         said = {
             name: httpx.get(f"http://{name}:{port}/x", headers=key).status_code
             for name in (*here, *there)
@@ -654,7 +650,7 @@ def test_who_serves_everywhere_tells_this_machine_from_others_by_either_protocol
 @needs_haproxy
 def test_metrics_and_statistics_are_not_to_be_had_from_other_machines(folder: Path) -> None:
     there = address_of_this_machine()
-    with front(folder, TlsConfig()) as port:
+    with haproxy_before(folder, TlsConfig()) as port:
         for more, path in ((1, "/metrics"), (2, "/stats")):
             assert httpx.get(f"http://127.0.0.1:{port + more}{path}").status_code == 200
             with pytest.raises(httpx.ConnectError):

@@ -131,7 +131,7 @@ async def post(http: httpx.AsyncClient, number: int, slo_class: str) -> int:
     return (await http.post(PATH, json={"id": f"r{number}"}, headers=headers)).status_code
 
 
-async def test_what_the_gate_refuses_is_in_the_counts_with_what_waited_in_vain() -> None:
+async def test_rejections_of_the_gate_are_counted_with_timeouts_in_the_queue() -> None:
     sets = (
         "admission.max_queued_requests=3",
         "admission.queue_timeout=50ms",
@@ -151,7 +151,7 @@ async def test_what_the_gate_refuses_is_in_the_counts_with_what_waited_in_vain()
     assert told(ADMISSIONS, "reason") == {"queue_full": 17, "no_capacity": 3}
 
 
-async def test_an_ingress_says_who_cannot_be_reached_and_by_what_it_goes() -> None:
+async def test_an_ingress_reports_unreachable_replicas_and_its_generation() -> None:
     async with an_ingress() as body:
         body.telemetry.generation = lambda: 7
         body._link.connect("decode-1", "tcp://127.0.0.1:1")
@@ -178,7 +178,7 @@ async def test_another_configuration_changes_edges_and_names_without_a_restart(
         assert "acme" in body.telemetry._collector._tenants
 
 
-async def test_an_apply_that_changes_edges_is_logged_with_the_histograms_that_begin_anew(
+async def test_an_apply_that_changes_edges_logs_the_histograms_that_restart(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "baton")
@@ -225,7 +225,7 @@ async def test_metrics_ask_for_the_token_of_the_configuration(tmp_path: Path) ->
         assert (await http.get("/metrics", headers=headers)).status_code == 200
 
 
-async def test_a_measurement_that_fails_is_logged_once_and_stops_nobody(
+async def test_a_measurement_that_fails_is_logged_once_and_stops_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with an_ingress() as body:
@@ -269,7 +269,7 @@ class Doors:
         self.ordered.append(replicas)
         self.target = replicas
 
-    def desk(self, most: int = 4) -> IngressScaler:
+    def scaler(self, most: int = 4) -> IngressScaler:
         bounds = IngressBounds(min=1, max=most)
         return IngressScaler(
             bounds, usage=self.used, target=self.seen, scale=self.scale, clock=self.clock
@@ -278,7 +278,7 @@ class Doors:
 
 async def test_a_second_one_comes_when_the_first_has_little_left() -> None:
     doors = Doors(Clock(), {"a": 0.9})
-    desk = doors.desk()
+    desk = doors.scaler()
     await desk.on_tick(TickInputs())
     assert doors.ordered == [], "nobody knows yet how busy it is"
     doors.passes(2.0)
@@ -289,18 +289,18 @@ async def test_a_second_one_comes_when_the_first_has_little_left() -> None:
     assert doors.ordered == [2], "the second one has not come yet"
 
 
-async def test_what_one_can_use_counts() -> None:
+async def test_only_usable_cores_count() -> None:
     doors = Doors(Clock(), {"a": 0.5}, cores=4.0)
-    desk = doors.desk()
+    desk = doors.scaler()
     await desk.on_tick(TickInputs())
     doors.passes(2.0)
     await desk.on_tick(TickInputs())
     assert doors.ordered == []
 
 
-async def test_nothing_is_decided_while_one_is_silent_or_serve_is() -> None:
+async def test_nothing_is_decided_while_an_ingress_or_serve_is_unresponsive() -> None:
     doors = Doors(Clock(), {"a": 0.9})
-    desk = doors.desk()
+    desk = doors.scaler()
     await desk.on_tick(TickInputs())
     for silent, target in ((1, 1), (0, None)):
         doors.silent, doors.target = silent, target
@@ -311,16 +311,16 @@ async def test_nothing_is_decided_while_one_is_silent_or_serve_is() -> None:
 
 async def test_one_goes_when_there_is_little_to_do() -> None:
     doors = Doors(Clock(), {"a": 0.1, "b": 0.1}, target=2)
-    desk = doors.desk()
+    desk = doors.scaler()
     for _ in range(33):
         await desk.on_tick(TickInputs())
         doors.passes(2.0)
     assert doors.ordered == [1]
 
 
-async def test_where_their_number_is_fixed_nobody_is_asked() -> None:
+async def test_where_their_number_is_fixed_no_ingress_is_asked() -> None:
     doors = Doors(Clock(), {"a": 0.9})
-    desk = doors.desk(most=1)
+    desk = doors.scaler(most=1)
     for _ in range(3):
         doors.passes(2.0)
         await desk.on_tick(TickInputs())

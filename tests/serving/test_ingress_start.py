@@ -112,7 +112,7 @@ async def test_an_ingress_of_a_fleet_that_is_never_at_zero_waits_for_a_replica(
         await body.close()
 
 
-async def test_an_ingress_is_healthy_while_its_fleet_rests_at_zero() -> None:
+async def test_an_ingress_is_healthy_while_its_fleet_is_at_zero() -> None:
     body = a_body(*TO_ZERO)
     try:
         assert not body._can_serve(), "it has not heard yet whether one starts for the first time"
@@ -163,7 +163,7 @@ def test_a_thread_of_which_nothing_is_known_has_not_waited() -> None:
 
 
 @pytest.mark.parametrize("frontend", ["python", "rust"])
-async def test_what_its_one_loop_waited_for_makes_an_ingress_busy(
+async def test_a_blocked_event_loop_makes_an_ingress_busy(
     frontend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_context, "replica_name", lambda: "ingress-1")

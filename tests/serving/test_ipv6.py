@@ -84,7 +84,7 @@ async def test_metrics_of_a_node_with_an_ipv6_address_can_be_scraped() -> None:
         await endpoint.close()
 
 
-def test_what_is_said_of_a_port_has_brackets_around_its_address() -> None:
+def test_an_ipv6_address_before_a_port_has_brackets() -> None:
     taken = PortFact(key="server.port", host="::1", port=8000, free=False)
     said = check_ports((taken,))
     assert (said.status, "[::1]:8000" in said.detail) == (CheckStatus.FAIL, True)
@@ -101,13 +101,13 @@ def test_open_ports_are_those_beyond_loopback_of_either_protocol() -> None:
 
 
 @pytest.mark.parametrize("address", ["::1:6379", "fd00::2:6379", "[::1]", "head"])
-def test_a_cluster_is_not_looked_for_at_what_is_no_address(address: str) -> None:
+def test_an_invalid_address_of_a_cluster_is_not_contacted(address: str) -> None:
     with pytest.raises(ClusterFailed, match=r"expected HOST:PORT.*correct --address"):
         attach(address)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_a_cluster_is_not_waited_for_where_nobody_listens(host: str) -> None:
+def test_a_cluster_without_a_listener_is_not_waited_for(host: str) -> None:
     require_ipv6()
     with socket.socket(socket.AF_INET) as closed:
         closed.bind(("127.0.0.1", 0))

@@ -22,19 +22,19 @@ class Raced(HeadStore):
         return super().put(key, value, overwrite=overwrite)
 
 
-def test_whoever_asks_later_gets_what_the_first_one_made() -> None:
+def test_later_processes_get_the_keys_of_the_first() -> None:
     store = HeadStore()
     made = fleet_keys(store)
     assert fleet_keys(store) == made
     assert fleet_keys(HeadStore()) != made
 
 
-def test_of_two_who_make_them_at_once_both_use_the_first_ones() -> None:
+def test_two_processes_that_make_keys_at_once_both_use_the_first_ones() -> None:
     first = FleetKeys.generate()
     assert fleet_keys(Raced(first)) == first
 
 
-def test_a_deployment_that_begins_anew_has_new_ones() -> None:
+def test_a_restarted_deployment_has_new_keys() -> None:
     store = HeadStore()
     before = fleet_keys(store)
     store.delete("", by_prefix=True)  # as `forget_all` does

@@ -88,7 +88,7 @@ def test_events_of_all_processes_come_in_the_order_of_their_time(session: Sessio
         (LogQuery(replica="decode-x", controller=True), {"decode-x", "controller-ctl"}),
     ],
 )
-def test_only_those_are_shown_who_were_asked_for(
+def test_only_requested_processes_are_shown(
     session: Session, order: LogQuery, sources: set[str]
 ) -> None:
     assert {line.source for line in session.files.read(order)} == sources
@@ -152,7 +152,7 @@ def test_a_request_is_found_by_its_name_before_the_words_of_the_rust_gate(
     assert session.read(LogQuery(request_id=named)) == ["ingress-abc: w"] * found
 
 
-def test_what_others_print_is_shown_on_request_beside_the_event_before_it(
+def test_output_of_other_libraries_is_shown_on_request_after_the_event_before_it(
     session: Session,
 ) -> None:
     session.write("decode", 2, "Triton is installed\n", event(8, "c"))
@@ -196,7 +196,7 @@ def test_following_ends_with_the_deployment_and_misses_nothing(session: Session)
     assert seen == ["a", "last_words"]
 
 
-def test_a_file_that_begins_anew_is_read_from_its_beginning(session: Session) -> None:
+def test_a_truncated_file_is_read_from_its_beginning(session: Session) -> None:
     session.read()
     path = session.file("decode", 2)
     path.write_text(":actor_name:ServeReplica:baton:decode\n" + event(50, "anew"))
@@ -229,11 +229,11 @@ def test_events_are_read_as_they_are_written(
 
 
 @pytest.mark.parametrize("text", ["{", '{"a": 1}', "[1]", "", "2026 INFO x", "INFO 2026-11-22"])
-def test_what_is_no_event_is_none(text: str) -> None:
+def test_a_line_that_is_no_event_is_none(text: str) -> None:
     assert parse_line(text, "s") is None
 
 
-def test_a_report_is_flat_with_who_and_when_first() -> None:
+def test_a_report_is_flat_with_process_and_time_first() -> None:
     line = parse_line(event(1, "x", pool="decode").strip(), "s")
     assert isinstance(line, LogLine)
     assert line.to_dict() == {
@@ -245,7 +245,7 @@ def test_a_report_is_flat_with_who_and_when_first() -> None:
     }
 
 
-def test_a_field_of_the_events_own_does_not_take_the_place_of_who_and_when() -> None:
+def test_a_field_of_an_event_does_not_replace_process_and_time() -> None:
     fields = {"source": "prefill-1", "target": "decode-1", "text": "x"}
     lines = [
         parse_line(event(1, "link_quarantined", **fields).strip(), "ingress-abc"),
@@ -426,7 +426,7 @@ def test_the_last_five_are_kept(tmp_path: Path) -> None:
     assert len(left) == 5
 
 
-def test_what_a_replica_said_counts_before_what_ray_says_of_it(tmp_path: Path) -> None:
+def test_the_error_of_a_replica_counts_before_rays_own(tmp_path: Path) -> None:
     logs = kept_session(
         tmp_path / "baton-a",
         serve__replica_x="RuntimeError: a worker died\n",
@@ -438,7 +438,7 @@ def test_what_a_replica_said_counts_before_what_ray_says_of_it(tmp_path: Path) -
 @pytest.mark.parametrize(
     "text", ["", "all is well\n", "asyncio.exceptions.CancelledError: closing\n"]
 )
-def test_where_nobody_complained_nothing_is_said(tmp_path: Path, text: str) -> None:
+def test_without_an_error_in_the_log_none_is_shown(tmp_path: Path, text: str) -> None:
     assert last_error(kept_session(tmp_path / "baton-a", serve__replica_x=text)) == ""
 
 

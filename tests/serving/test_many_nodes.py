@@ -119,7 +119,7 @@ def test_a_machine_need_not_have_what_other_nodes_bring() -> None:
     assert alone - {check.name for check in start_checks(joined, HERE)} == {"memory", "GPUs"}
 
 
-def test_nodes_are_waited_for_and_what_is_missing_is_told_once() -> None:
+def test_nodes_are_waited_for_and_missing_ones_reported_once() -> None:
     rooms = [replace(ROOM, cpus=0), replace(ROOM, cpus=0), ROOM]
     told: list[str] = []
     several = example("sim.yaml", "cluster.node_address=10.0.0.1")

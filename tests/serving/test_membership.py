@@ -71,7 +71,7 @@ class FakeController:
 
 
 @dataclass
-class Told:
+class Changes:
     """What `on_change` was called with."""
 
     views: asyncio.Queue[frozenset[Member]] = field(default_factory=asyncio.Queue)
@@ -87,12 +87,12 @@ def controller() -> FakeController:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def told() -> Changes:
+    return Changes()
 
 
 @pytest.fixture
-async def membership(controller: FakeController, told: Told) -> AsyncIterator[Membership]:
+async def membership(controller: FakeController, told: Changes) -> AsyncIterator[Membership]:
     following = Membership(
         app=APP,
         deployments=["prefill", "decode"],
@@ -106,7 +106,7 @@ async def membership(controller: FakeController, told: Told) -> AsyncIterator[Me
 
 
 async def test_members_carry_what_their_replicas_published(
-    controller: FakeController, membership: Membership, told: Told
+    controller: FakeController, membership: Membership, told: Changes
 ) -> None:
     controller.publish("decode", "d1")
 
@@ -117,7 +117,7 @@ async def test_members_carry_what_their_replicas_published(
 
 
 async def test_a_change_of_one_deployment_keeps_the_members_of_the_other(
-    controller: FakeController, membership: Membership, told: Told
+    controller: FakeController, membership: Membership, told: Changes
 ) -> None:
     controller.publish("decode", "d1", "d2")
     await told.ids()
@@ -130,7 +130,7 @@ async def test_a_change_of_one_deployment_keeps_the_members_of_the_other(
 
 @pytest.mark.usefixtures("membership")
 async def test_asking_again_from_scratch_tells_nothing_that_is_known(
-    controller: FakeController, told: Told
+    controller: FakeController, told: Changes
 ) -> None:
     controller.publish("decode", "d1")
     await told.ids()
@@ -139,7 +139,7 @@ async def test_asking_again_from_scratch_tells_nothing_that_is_known(
 
 
 async def test_the_last_view_stands_while_the_controller_fails_and_is_mended_after(
-    controller: FakeController, membership: Membership, told: Told
+    controller: FakeController, membership: Membership, told: Changes
 ) -> None:
     controller.publish("decode", "d1", "d2")
     await told.ids()
@@ -155,7 +155,7 @@ async def test_the_last_view_stands_while_the_controller_fails_and_is_mended_aft
 
 
 async def test_nothing_is_told_after_stop(
-    controller: FakeController, membership: Membership, told: Told
+    controller: FakeController, membership: Membership, told: Changes
 ) -> None:
     controller.publish("decode", "d1")
     await told.ids()
@@ -167,7 +167,7 @@ async def test_nothing_is_told_after_stop(
 
 
 async def test_a_failing_listener_does_not_end_the_following(
-    controller: FakeController, told: Told
+    controller: FakeController, told: Changes
 ) -> None:
     calls = 0
 
@@ -193,7 +193,7 @@ async def test_a_failing_listener_does_not_end_the_following(
         await following.stop()
 
 
-class Tries(logging.Handler):
+class LookupFailures(logging.Handler):
     """Counts how often the controller could not be found."""
 
     def __init__(self) -> None:
@@ -205,9 +205,9 @@ class Tries(logging.Handler):
 
 
 async def test_lookups_that_hang_take_one_thread_of_all_that_there_are(
-    controller: FakeController, told: Told
+    controller: FakeController, told: Changes
 ) -> None:
-    store_is_back, tries = threading.Event(), Tries()
+    store_is_back, tries = threading.Event(), LookupFailures()
 
     def hang() -> FakeController:
         store_is_back.wait(5)

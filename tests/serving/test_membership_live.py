@@ -38,7 +38,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_the_first_view_has_every_replica_with_what_it_published(report: dict[str, Any]) -> None:
+def test_the_first_view_has_every_replica_with_its_published_address(
+    report: dict[str, Any],
+) -> None:
     assert len({member["id"] for member in report["first"]}) == 2
     assert all(member["link"] == f"tcp://127.0.0.1:{member['pid']}" for member in report["first"])
 

@@ -66,7 +66,7 @@ async def test_a_scraper_that_asks_for_openmetrics_gets_it() -> None:
     assert {family.name for family in told} == {"baton_resumes", "baton_slo_good_requests"}
 
 
-async def test_what_another_registry_holds_is_told_too() -> None:
+async def test_metrics_of_another_registry_are_exported_too() -> None:
     registry = CollectorRegistry()
     Counter("vllm:swaps", "Of an engine.", registry=registry).inc(5)
     async with client(MetricsRenderer(some_numbers, extra=registry)) as http:
@@ -148,7 +148,7 @@ def basic(user: str, password: str) -> str:
         (f"Digest {TOKEN}", 401),
     ],
 )
-async def test_only_those_who_have_the_token_are_told(
+async def test_only_requests_with_the_token_get_metrics(
     authorization: str | None, status: int
 ) -> None:
     headers = [] if authorization is None else [(b"authorization", authorization.encode())]
@@ -165,14 +165,14 @@ async def test_two_credentials_at_once_are_none() -> None:
         assert (await http.get("/metrics", headers=headers)).status_code == 401
 
 
-async def test_nobody_is_asked_where_it_says_so() -> None:
+async def test_without_the_endpoint_no_process_is_asked() -> None:
     async with client(MetricsRenderer(some_numbers), lambda: TOKEN) as http:
         assert (await http.get("/healthz")).status_code == 404
         assert (await http.get("/healthzz")).status_code == 401
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("empty")])
-async def test_a_token_that_cannot_be_read_lets_nobody_in_and_is_said_once(
+async def test_an_unreadable_token_rejects_all_and_is_logged_once(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     def token() -> str:
@@ -299,7 +299,7 @@ async def test_a_scraper_that_stays_connected_does_not_keep_an_endpoint_from_clo
     writer.close()
 
 
-async def test_signals_stay_with_whoever_owns_the_process() -> None:
+async def test_signals_stay_with_the_owner_of_the_process() -> None:
     import signal
 
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)

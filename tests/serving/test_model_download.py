@@ -109,9 +109,7 @@ async def test_replicas_of_a_node_share_a_download_and_say_how_far_it_is(
 
 
 @pytest.mark.slow
-async def test_a_model_that_does_not_come_is_told_to_whoever_waits(
-    hub: Hub, tmp_path: Path
-) -> None:
+async def test_a_failed_download_is_reported_to_every_waiter(hub: Hub, tmp_path: Path) -> None:
     hub.behavior = HubBehavior(gated=True)
     store = HeadStore()
     with pytest.raises(EngineStartFailed, match="is gated") as failed:
@@ -122,7 +120,7 @@ async def test_a_model_that_does_not_come_is_told_to_whoever_waits(
 
 
 @pytest.mark.slow
-async def test_what_does_not_come_in_time_is_given_up_and_leaves_nothing_half(
+async def test_a_late_download_is_given_up_and_leaves_no_partial_files(
     hub: Hub, tmp_path: Path
 ) -> None:
     hub.behavior = HubBehavior(stalled={_WEIGHTS: Event()})
@@ -139,7 +137,7 @@ async def test_what_does_not_come_in_time_is_given_up_and_leaves_nothing_half(
 
 
 @pytest.mark.parametrize("source", ["tiny", "/models/m"])
-async def test_what_is_on_no_hub_is_asked_of_none(source: str) -> None:
+async def test_a_local_model_contacts_no_hub(source: str) -> None:
     nowhere: Mapping[str, str] = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     say = StartReporter("decode", "n", HeadStore())
     await fetch_for_engine(config(source), "decode", nowhere, say)

@@ -78,7 +78,7 @@ def test_a_key_file_with_a_bad_line_is_refused_without_showing_the_line(tmp_path
          NodeEligibility(ingress=False, controller=True, pools=())),
     ],
 )  # fmt: skip
-def test_what_a_process_would_read_is_looked_for_where_it_may_be(
+def test_files_are_looked_for_on_the_nodes_of_their_processes(
     said: str, duties: NodeEligibility
 ) -> None:
     (line,) = inspect_node_files(config(said), duties).missing
@@ -87,7 +87,7 @@ def test_what_a_process_would_read_is_looked_for_where_it_may_be(
     assert inspect_node_files(config(said), nobody).missing == ()
 
 
-def test_what_several_nodes_lack_is_one_line_with_their_names() -> None:
+def test_files_missing_on_several_nodes_are_one_line_with_their_names() -> None:
     lacks, has = NodeFiles(missing=("keys: /k cannot be read",)), NodeFiles()
     missing, _ = check_node_files({"a": lacks, "b": has, "c": lacks})
     assert missing.status is CheckStatus.FAIL

@@ -28,7 +28,7 @@ BASE = 27_000
 """Below those of outgoing connections, which come and go."""
 
 
-def test_two_replicas_get_different_ports_though_nobody_listens_yet(tmp_path: Path) -> None:
+def test_two_replicas_get_different_ports_before_either_listens(tmp_path: Path) -> None:
     one, two = PortReservation(tmp_path), PortReservation(tmp_path)
     assert one.reserve(HOST, BASE, 1) != two.reserve(HOST, BASE, 1)
 
@@ -39,7 +39,7 @@ def test_ports_in_a_row_do_not_overlap(tmp_path: Path) -> None:
     assert set(range(first, first + 4)).isdisjoint(range(second, second + 4))
 
 
-def test_a_port_that_somebody_listens_on_is_passed_over(tmp_path: Path) -> None:
+def test_a_port_in_use_is_skipped(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()
@@ -89,7 +89,7 @@ def test_a_restarted_side_channel_takes_a_port_that_its_peers_do_not_remember(
 
 
 @pytest.mark.parametrize(("after_s", "had"), [(QUARANTINE_S - 1.0, 4), (QUARANTINE_S, 5)])
-def test_a_released_port_rests_and_can_then_be_had_again(
+def test_a_released_port_is_free_again_after_a_pause(
     tmp_path: Path, after_s: float, had: int
 ) -> None:
     clock = WallClock()
@@ -101,7 +101,7 @@ def test_a_released_port_rests_and_can_then_be_had_again(
     assert len(all_of_five(tmp_path, clock)) == had
 
 
-def test_the_port_of_a_killed_process_rests_from_when_it_is_found_free(tmp_path: Path) -> None:
+def test_the_port_of_a_killed_process_pauses_from_when_it_is_found_free(tmp_path: Path) -> None:
     program = (
         "import os, pathlib; from baton.serving.replica.port_reservation import PortReservation;"
         f"print(PortReservation(pathlib.Path({str(tmp_path)!r})).reserve({HOST!r}, 65_531, 1),"
@@ -120,7 +120,7 @@ def test_the_port_of_a_killed_process_rests_from_when_it_is_found_free(tmp_path:
     assert PortReservation(tmp_path, clock=clock).reserve(HOST, 65_531, 1) == killed
 
 
-def test_a_clock_that_is_set_back_makes_no_port_rest_for_ever(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back_blocks_no_port_forever(tmp_path: Path) -> None:
     clock = WallClock()
     one = PortReservation(tmp_path, clock=clock)
     port = one.reserve(HOST, 65_531, 1)
@@ -139,7 +139,7 @@ def test_two_lives_differ_though_the_first_left_no_file(tmp_path: Path) -> None:
     assert before != after
 
 
-def test_no_port_left_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_a_lack_of_ports_is_reported_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(EngineStartFailed, match="port_base"):
         PortReservation(tmp_path).reserve(HOST, 65_530, 100)
 
@@ -150,7 +150,7 @@ def test_no_port_left_is_said_with_what_to_do(tmp_path: Path) -> None:
 DIRECT = {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "1"}
 
 
-class Doorway:
+class FakePortServer:
     def __init__(self) -> None:
         self.address: object = None
         self.drained = asyncio.Event()
@@ -176,10 +176,10 @@ def options(port: int = 0) -> SimpleNamespace:
     return SimpleNamespace(host="127.0.0.1", port=port)
 
 
-async def test_the_doorway_serves_at_the_replicas_port_until_serve_wants_it_to_exit(
+async def test_the_server_of_a_port_serves_until_serve_wants_it_to_exit(
     serves: ModuleType,
 ) -> None:
-    doorway = Doorway()
+    doorway = FakePortServer()
     serve_at_port(doorway, DIRECT)
     loop = asyncio.get_running_loop()
     with socket.socket() as probe:
@@ -197,7 +197,7 @@ async def test_the_doorway_serves_at_the_replicas_port_until_serve_wants_it_to_e
 
 
 async def test_a_port_that_is_taken_is_told_as_serve_has_it(serves: ModuleType) -> None:
-    serve_at_port(Doorway(), DIRECT)
+    serve_at_port(FakePortServer(), DIRECT)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RuntimeError) as failed:
         await serves.start_asgi_http_server(
             None, options(taken.getsockname()[1]), event_loop=asyncio.get_running_loop()
@@ -208,7 +208,7 @@ async def test_a_port_that_is_taken_is_told_as_serve_has_it(serves: ModuleType) 
 @pytest.mark.parametrize("environ", [{}, {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}])
 def test_where_requests_come_through_python_that_is_said(environ: dict[str, str]) -> None:
     with pytest.raises(EngineStartFailed, match="Python proxy"):
-        serve_at_port(Doorway(), environ)
+        serve_at_port(FakePortServer(), environ)
 
 
 async def test_the_app_that_serve_is_given_instead_serves_nothing() -> None:
@@ -315,7 +315,7 @@ async def test_a_request_has_an_id_that_its_answer_tells(serves: ModuleType) -> 
     assert (b"x-request-id", other.headers["x-request-id"].encode()) in ours.scopes[1]["headers"]
 
 
-async def test_told_to_exit_it_lets_nobody_in_and_ends_when_the_answers_have(
+async def test_told_to_exit_it_accepts_no_connection_and_ends_after_its_answers(
     serves: ModuleType,
 ) -> None:
     ours = App()
@@ -331,7 +331,7 @@ async def test_told_to_exit_it_lets_nobody_in_and_ends_when_the_answers_have(
         await asyncio.wait_for(task, 10)
 
 
-async def test_the_app_hears_that_a_client_has_left(serves: ModuleType) -> None:
+async def test_the_app_is_told_that_a_client_has_disconnected(serves: ModuleType) -> None:
     ours = App()
     async with served(serves, ours, App()) as (url, _, _):
         async with httpx.AsyncClient() as client, client.stream("GET", f"{url}/leave"):
@@ -339,7 +339,7 @@ async def test_the_app_hears_that_a_client_has_left(serves: ModuleType) -> None:
         await asyncio.wait_for(ours.left.wait(), 5)
 
 
-async def test_what_our_app_raises_is_logged_without_a_word_of_the_request(
+async def test_an_exception_of_the_app_is_logged_without_a_word_of_the_request(
     serves: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served(serves, App(), App()) as (url, _, _):

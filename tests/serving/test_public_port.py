@@ -56,7 +56,7 @@ def listening(host: str, port: int, *, mark: str | None = None) -> Iterator[int]
         yield other.pid
 
 
-def test_who_asks_for_a_held_port_alone_does_not_get_it(port: int) -> None:
+def test_a_held_port_cannot_be_had_alone(port: int) -> None:
     with reserve_port(HOST, port):
         assert not port_is_free(HOST, port)
         with pytest.raises(ClusterFailed, match=f"{HOST}:{port}: the port is in use"):
@@ -64,7 +64,7 @@ def test_who_asks_for_a_held_port_alone_does_not_get_it(port: int) -> None:
     assert port_is_free(HOST, port)
 
 
-def test_a_port_at_which_somebody_listens_is_not_held_though_it_could_be_shared(port: int) -> None:
+def test_a_used_port_is_not_held_though_it_could_be_shared(port: int) -> None:
     with (
         listening(HOST, port),
         pytest.raises(ClusterFailed, match=f"{HOST}:{port}: the port is in use"),
@@ -72,7 +72,7 @@ def test_a_port_at_which_somebody_listens_is_not_held_though_it_could_be_shared(
         reserve_port(HOST, port)
 
 
-def test_gates_share_a_held_port_and_who_holds_it_gets_no_client(port: int) -> None:
+def test_gates_share_a_held_port_and_its_holder_gets_no_client(port: int) -> None:
     with (
         reserve_port(HOST, port),
         open_gate_socket(HOST, port, OURS) as one,
@@ -103,9 +103,7 @@ def test_a_gate_shares_with_gates_of_its_deployment(port: int) -> None:
 
 
 @pytest.mark.parametrize("mark", [None, "session_2/baton"])
-def test_a_gate_does_not_share_with_anybody_else_and_says_who_it_is(
-    port: int, mark: str | None
-) -> None:
+def test_a_gate_shares_with_no_other_program_and_names_itself(port: int, mark: str | None) -> None:
     with (
         listening(HOST, port, mark=mark) as other,
         pytest.raises(EngineStartFailed, match=rf"share {HOST}:{port} with .* \(pid {other}\)"),
@@ -113,7 +111,7 @@ def test_a_gate_does_not_share_with_anybody_else_and_says_who_it_is(
         open_gate_socket(HOST, port, OURS)
 
 
-def test_who_listens_at_another_address_takes_no_clients_away(port: int) -> None:
+def test_a_listener_at_another_address_takes_no_clients(port: int) -> None:
     with listening("127.0.0.2", port), open_gate_socket(HOST, port, OURS):
         pass
     with (
@@ -123,7 +121,7 @@ def test_who_listens_at_another_address_takes_no_clients_away(port: int) -> None
         open_gate_socket("0.0.0.0", port, OURS)  # noqa: S104 - what is refused
 
 
-def test_a_port_that_somebody_has_alone_is_said_to_be_in_use(port: int) -> None:
+def test_a_port_that_is_had_alone_is_said_to_be_in_use(port: int) -> None:
     with (
         socket.create_server((HOST, port)),
         pytest.raises(EngineStartFailed, match=f"{HOST}:{port}: the port is in use"),

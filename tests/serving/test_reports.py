@@ -26,7 +26,7 @@ from baton.serving.shared.reports import (
     route_report,
     timing_report,
 )
-from tests.chaos.cases.surroundings import corrupted_reports, paused_while
+from tests.chaos.cases.environment import corrupted_reports, paused_while
 from tests.fakes.facts import replica_facts
 from tests.fakes.timings import placement_context
 
@@ -45,7 +45,7 @@ def test_replicas_are_told_in_order_of_pool_and_id() -> None:
     assert [row["load_age_s"] for row in rows] == [0.5] * 3
 
 
-def test_what_is_known_of_caches_and_leases_is_told_with_each_replica() -> None:
+def test_cache_and_leases_are_reported_with_each_replica() -> None:
     known: dict[str, Row] = {"a": {"in_step": True}}
     first, second = fleet_report(fleet(view("a"), view("b")), caches=known, leases={"b": 3})
     assert (first["cache"], first["leases"]) == ({"in_step": True}, 0)
@@ -57,7 +57,7 @@ def test_an_ingress_without_leases_says_so() -> None:
     assert row["leases"] == 0
 
 
-def test_what_is_not_asked_for_is_not_told() -> None:
+def test_unrequested_fields_are_not_reported() -> None:
     (row,) = fleet_report(fleet(view("a")))
     assert not {"cache", "leases"} & row.keys()
 
@@ -112,7 +112,7 @@ def test_of_several_ingresses_the_one_that_probed_last_is_believed() -> None:
     assert told_by(merge_link_reports([[new], [old]])) == ["b"]
 
 
-def test_whoever_probed_is_believed_over_whoever_never_did() -> None:
+def test_a_report_of_a_probe_wins_over_one_without() -> None:
     never, old = link("p", "d", age_s=None, told_by="a"), link("p", "d", age_s=1e6, told_by="b")
     assert told_by(merge_link_reports([[never], [old]])) == ["b"]
     assert told_by(merge_link_reports([[old], [never]])) == ["b"]
@@ -145,7 +145,7 @@ def test_pulls_are_told_once_and_each_ingress_own_counts_are_added_up() -> None:
     assert (row["pulls"], row["failed_handoffs"], row["flows"]) == (7, 2, 4)
 
 
-def test_what_is_known_of_a_link_is_told_as_strict_json() -> None:
+def test_a_link_is_reported_as_strict_json() -> None:
     book = LinkTable()
     for replica_id in ("p", "d-1", "d-2"):
         book.add_replica(replica_id)

@@ -72,18 +72,18 @@ def test_a_good_key_is_the_word_for_its_tenant_and_another_says_why_not() -> Non
     assert found == {"aa": "h0", "bb": "!revoked"}
 
 
-def test_who_is_refused_is_named_with_or_without_a_class_and_waits_whole_seconds() -> None:
+def test_a_rejected_caller_is_named_with_any_class_and_waits_whole_seconds() -> None:
     found = shed_entries({("h0", None): 0.2, ("h1", "batch"): 2.1})
     assert found == {"h0": "1", "h1~batch": "3"}
 
 
-def test_nobody_is_let_in_by_a_state_that_says_nothing() -> None:
+def test_an_empty_state_accepts_no_caller() -> None:
     assert state_entries(healthy=False, anonymous=None, keys=False) == {}
     told = state_entries(healthy=True, anonymous="h", keys=True)
     assert told == {"healthy": "1", "anonymous": "h", "keys": "1"}
 
 
-def test_only_what_has_changed_is_written_and_what_is_gone_goes_first() -> None:
+def test_only_changes_are_written_and_removals_come_first() -> None:
     (command,) = map_commands(MAP, {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "9", "d": "4"})
     assert command.split("; ") == [
         "del map /g/keys.map c",

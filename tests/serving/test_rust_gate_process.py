@@ -260,7 +260,7 @@ async def test_a_head_that_is_too_large_is_refused_with_a_reason(opened: Running
     "line",
     [b"host: a b\r\n", b"host: a/b\r\n", b"host: @\r\n", b"host: a:b\r\n", b"host: \r\n", b""],
 )
-async def test_what_names_no_host_is_refused(opened: Running, line: bytes) -> None:
+async def test_a_request_without_a_host_is_refused(opened: Running, line: bytes) -> None:
     port = opened.http.base_url.port
     assert port is not None
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -339,7 +339,7 @@ async def test_a_key_that_has_expired_or_was_revoked_is_told_so(closed: Running)
     assert error(await closed.post(bearer(good))) == (401, "this API key is revoked")
 
 
-async def test_where_anybody_is_let_in_words_that_are_no_keys_of_ours_are_passed_over(
+async def test_where_anonymous_access_is_allowed_unknown_keys_are_ignored(
     opened: Running,
 ) -> None:
     assert seen(await opened.post())["x-request-id"].endswith("~h-nobody~")
@@ -350,7 +350,7 @@ async def test_where_anybody_is_let_in_words_that_are_no_keys_of_ours_are_passed
     assert seen(both)["x-request-id"].endswith("~h-acme~")
 
 
-async def test_who_is_let_in_can_change(closed: Running) -> None:
+async def test_accepted_callers_can_change(closed: Running) -> None:
     token = await closed.key("acme")
     await closed.let_in(keys=False, anonymous="h-nobody")
     assert seen(await closed.post(bearer(token)))["x-request-id"].endswith("~h-nobody~")
@@ -360,7 +360,7 @@ async def test_who_is_let_in_can_change(closed: Running) -> None:
     assert seen(await closed.post(bearer(token)))["x-request-id"].endswith("~h-acme~")
 
 
-async def test_until_it_was_told_nobody_is_let_in(closed: Running) -> None:
+async def test_before_the_first_state_no_caller_is_accepted(closed: Running) -> None:
     token = await closed.key("acme")
     await closed.gate.set_state({})
     assert (await closed.post(bearer(token))).status_code == 401
@@ -423,7 +423,9 @@ async def test_a_header_counts_before_the_body_and_the_first_of_them_before_othe
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"prompt_cache_key": ', b'{"prompt_cache_key": ""}', b"\xff\x00", b"[1]"]
 )
-async def test_what_names_no_session_is_passed_on_without_one(opened: Running, body: bytes) -> None:
+async def test_a_request_without_a_session_is_forwarded_without_one(
+    opened: Running, body: bytes
+) -> None:
     answer = await opened.post((SESSION_HEADERS[1], ""), body=body)
     assert session(answer) == ""
     assert answer.json()["bytes"] == len(body)
@@ -464,7 +466,7 @@ async def test_a_class_that_a_tenant_may_not_ask_for_is_refused(opened: Running)
 
 
 @pytest.mark.parametrize("name", ["a b", "~h-acme~", "x" * 65, "-a"])
-async def test_what_is_no_name_of_a_class_is_refused(opened: Running, name: str) -> None:
+async def test_an_invalid_name_of_a_class_is_refused(opened: Running, name: str) -> None:
     answer = await opened.post(("x-slo-class", name))
     assert answer.status_code == 400
     assert "x-slo-class is no name" in error(answer)[1]
@@ -484,7 +486,7 @@ async def test_a_clients_name_for_its_request_is_kept(opened: Running) -> None:
 @pytest.mark.parametrize(
     "names", [["x~h-acme~"], ["a b"], ["x" * 129], [""], ["%[env(HOME)]"], ["a", "b"]]
 )
-async def test_what_is_no_name_is_replaced(opened: Running, names: list[str]) -> None:
+async def test_an_invalid_request_id_is_replaced(opened: Running, names: list[str]) -> None:
     found = seen(await opened.post(*[("x-request-id", name) for name in names]))["x-request-id"]
     assert found.endswith("~h-nobody~")
     assert found.count("~") == 2
@@ -518,7 +520,7 @@ async def test_a_body_as_large_as_may_be_goes_through(opened: Running) -> None:
 # ---------------------------------------------------------------- admission
 
 
-async def test_who_is_refused_is_told_when_to_come_back(opened: Running) -> None:
+async def test_a_rejected_caller_gets_a_retry_time(opened: Running) -> None:
     token = await opened.key("acme")
     await opened.gate.set_shed(shed_entries({("h-acme", None): 2.2}))
     answer = await opened.post(bearer(token))
@@ -551,7 +553,7 @@ async def test_one_class_can_be_refused_alone(
 # ---------------------------------------------------------------- the process
 
 
-async def test_a_stream_that_is_silent_for_longer_than_a_body_may_be_goes_on(
+async def test_a_stream_without_output_for_longer_than_the_body_timeout_continues(
     settings: GateSettings,
 ) -> None:
     async for running in run(replace(settings, client_idle_timeout_s=1.0), "h"):
@@ -635,7 +637,7 @@ async def test_why_a_gate_does_not_start_is_said_in_its_own_words(settings: Gate
         await gate.start()
 
 
-async def test_nobody_else_may_read_what_it_goes_by(closed: Running, folder: Path) -> None:
+async def test_no_other_user_may_read_its_configuration(closed: Running, folder: Path) -> None:
     await closed.key("acme")
     for name in ("gate.cfg", "gate.sock", "gate.log", "keys.map"):
         assert (folder / name).stat().st_mode & 0o077 == 0

@@ -176,7 +176,7 @@ async def an_ingress(
         await door.close()
 
 
-async def test_tokens_come_from_the_fleet_to_whoever_asks(running: Running) -> None:
+async def test_tokens_come_from_the_fleet_to_every_client(running: Running) -> None:
     answer = await running.until(200, x_request_id="why", x_slo_class="gold")
     assert answer.json()["usage"]["completion_tokens"] == 3
     request = running.fleet.requests[-1]
@@ -197,7 +197,7 @@ async def test_a_key_is_good_soon_after_it_was_made_and_not_after_it_was_revoked
     assert answer.json()["error"]["message"] == "this API key is revoked"
 
 
-async def test_a_tenant_that_is_refused_is_told_before_anybody_reads_its_body(
+async def test_a_tenant_is_rejected_before_its_body_is_read(
     running: Running,
 ) -> None:
     token = await asyncio.to_thread(running.key)
@@ -261,7 +261,7 @@ async def test_where_its_gate_is_the_front_clients_come_to_the_public_port(
             assert len(other.fleet.requests) == 1
 
 
-async def test_an_ingress_does_not_open_at_a_public_port_that_is_somebody_elses(
+async def test_an_ingress_does_not_open_at_a_public_port_of_another_program(
     tmp_path: Path, model: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -94,7 +94,7 @@ async def test_a_pool_that_should_be_smaller_is_told_so() -> None:
     assert world.fleet.calls == [("decode", 2)]
 
 
-async def test_a_silent_ingress_makes_it_hold_and_say_so() -> None:
+async def test_an_unresponsive_ingress_pauses_scaling_with_a_reason() -> None:
     world = await settled()
     world.fleet.unresponsive = ("ingress: no answer to 'report' within 2 s",)
     world.loop.reconfigure(plan(decode=5))
@@ -115,7 +115,7 @@ async def test_why_it_holds_is_said_once(caplog: pytest.LogCaptureFixture) -> No
     assert told == [("WARNING", "scaling_held"), ("INFO", "scaling_goes_on")]
 
 
-async def test_it_goes_on_when_the_ingress_speaks_again() -> None:
+async def test_scaling_continues_when_the_ingress_responds_again() -> None:
     world = await settled()
     world.fleet.unresponsive = ("ingress: gone",)
     world.loop.reconfigure(plan(decode=5))
@@ -166,7 +166,7 @@ async def test_a_call_that_failed_is_not_made_again_when_it_is_not_to_be(
     assert world.fleet.calls == []
 
 
-async def test_what_keeps_failing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_repeated_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     world = await settled()
     caplog.clear()
     world.fleet.action_error = TimeoutError("busy")
@@ -290,7 +290,7 @@ async def test_an_override_that_cannot_be_carried_out_yet_is_said_and_tried_agai
     assert world.fleet.targets["decode"] == 6
 
 
-async def test_what_failed_once_is_no_trouble_when_the_pool_has_what_it_should() -> None:
+async def test_a_past_failure_is_cleared_when_the_pool_has_its_target() -> None:
     world = await settled(plan(policy="static"))
     world.fleet.action_error = TimeoutError("busy")
     with pytest.raises(ScalingRejected):
@@ -325,14 +325,14 @@ async def test_an_override_of_a_pool_that_serve_says_nothing_of_is_not_said_to_b
 
 
 @pytest.mark.parametrize(("pool", "replicas"), [("decode", 9), ("decode", -1), ("nobody", 1)])
-async def test_what_a_pool_cannot_have_is_refused(pool: str, replicas: int) -> None:
+async def test_an_impossible_target_of_a_pool_is_refused(pool: str, replicas: int) -> None:
     world = ScalingWorld()
     with pytest.raises(ScalingRejected, match=pool):
         await world.loop.override(pool, replicas, for_s=None)
     assert world.loop.overrides() == {}
 
 
-async def test_taking_back_what_no_pool_has_is_refused() -> None:
+async def test_reverting_an_override_that_no_pool_has_is_refused() -> None:
     world = ScalingWorld()
     with pytest.raises(ScalingRejected, match="no pool 'nobody'"):
         await world.loop.release("nobody")
@@ -349,7 +349,7 @@ async def test_the_store_is_written_only_when_something_has_changed() -> None:
 
 
 @pytest.mark.parametrize("rules", [plan(policy="static"), plan(policy="static", configured=False)])
-async def test_without_an_autoscaler_a_pool_that_nobody_named_is_left_as_it_is(
+async def test_without_an_autoscaler_an_unnamed_pool_is_left_as_it_is(
     rules: object,
 ) -> None:
     world = ScalingWorld(rules)  # type: ignore[arg-type]
@@ -445,7 +445,7 @@ async def test_rules_that_have_not_changed_leave_the_policy_what_it_has_learned(
     assert machine._policy is not policy
 
 
-async def test_others_hear_the_reports_even_when_they_fail() -> None:
+async def test_reports_reach_other_consumers_even_when_they_fail() -> None:
     world = ScalingWorld()
     world.reader.is_failing = True
     await world.tick(2)
@@ -453,7 +453,7 @@ async def test_others_hear_the_reports_even_when_they_fail() -> None:
     assert world.loop.counters.failed_calls == 2
 
 
-async def test_others_hear_the_reports_even_when_pools_cannot_be_scaled() -> None:
+async def test_reports_reach_other_consumers_even_when_pools_cannot_be_scaled() -> None:
     world = ScalingWorld()
     world.store.overrides = {"decode": Override(replicas=99)}  # impossible: it is to be forgotten
     world.store.save_error = TimeoutError("GCS")
@@ -462,7 +462,7 @@ async def test_others_hear_the_reports_even_when_pools_cannot_be_scaled() -> Non
     assert [len(looks.reports) for looks in world.reader.inputs] == [1]
 
 
-async def test_others_hear_the_reports_though_a_policy_answers_nothing() -> None:
+async def test_reports_reach_other_consumers_though_a_policy_answers_nothing() -> None:
     world = ScalingWorld(plan(policy=FORGETS))
     await world.tick(2)
     assert "policy 'forgets' answers NoneType" in world.loop.history()[-1].paused_reason

@@ -118,7 +118,7 @@ def test_a_class_fares_as_all_ingresses_together_saw_it() -> None:
     assert (row["ttft_attainment"], row["tpot_attainment"]) == (0.8, 1.0)
 
 
-def test_a_class_that_nobody_asked_for_attains_nothing_and_misses_nothing() -> None:
+def test_a_class_without_requests_attains_nothing_and_misses_nothing() -> None:
     (row,) = class_rows({"batch": Slo(name="batch")}, Observer(), 10.0)
     assert (row["attainment"], row["window_attainment"], row["requests_per_s"]) == (None, None, 0.0)
 
@@ -142,7 +142,7 @@ def test_a_pool_of_which_nothing_was_seen_is_told_as_serve_has_it() -> None:
     assert demand_row(None) is None
 
 
-def test_an_override_is_told_with_what_is_left_of_it() -> None:
+def test_an_override_is_reported_with_its_remaining_time() -> None:
     rows = override_rows(
         {"b": Override(replicas=1), "a": Override(replicas=3, until_s=130.0)}, 100.0
     )
@@ -206,7 +206,7 @@ def test_only_a_configured_autoscaler_that_is_not_static_scales(
     assert (found.is_automatic, found.description) == (automatic, text)
 
 
-def test_what_nobody_scales_is_wanted_as_it_is() -> None:
+def test_a_pool_without_scaling_has_its_size_as_desire() -> None:
     pool = PoolObservation(name="decode", role=Role.DECODE, decode=5, starting=1)
     seen = Observation(at_s=0.0, window_s=1.0, pools={"decode": pool})
     assert plan().policy().desired(seen)["decode"].replicas == 6
@@ -227,7 +227,7 @@ def test_a_pool_is_seen_as_serve_has_it_in_the_role_that_it_is_configured_for() 
 
 
 @pytest.mark.parametrize(("interval", "window_s"), [("2s", 30.0), ("10s", 150.0), ("100ms", 5.0)])
-def test_who_ticks_faster_takes_rates_over_less_time(interval: str, window_s: float) -> None:
+def test_shorter_intervals_take_rates_over_less_time(interval: str, window_s: float) -> None:
     options = observer_options(plan("autoscaler.policy=slo", f"autoscaler.interval={interval}"))
     assert options.window_s == pytest.approx(window_s)
 
@@ -268,7 +268,7 @@ def test_nothing_kept_is_nothing_said() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"a": 1}', b'{"a": {"replicas": null}}', b"\xff"])
-def test_what_cannot_be_read_is_said(data: bytes) -> None:
+def test_unreadable_notes_are_reported(data: bytes) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         decode_overrides(data, now_s=1.0, wall_s=2.0)
 
@@ -300,7 +300,7 @@ async def test_the_newest_controller_is_the_one_that_acts() -> None:
     assert not await first.is_owner()
 
 
-async def test_who_claims_hears_whether_another_acted_before() -> None:
+async def test_a_claim_says_whether_another_controller_acted_before() -> None:
     notes = Notes()
     first, second = memory(notes, "first"), memory(notes, "second")
     assert [await first.claim(), await first.claim(), await second.claim()] == [False, False, True]
@@ -315,7 +315,7 @@ async def test_a_store_that_has_forgotten_everything_is_claimed_again() -> None:
     assert not await memory(notes, "second").is_owner()
 
 
-async def test_what_one_controller_keeps_the_next_one_reads() -> None:
+async def test_notes_of_one_controller_are_read_by_the_next() -> None:
     notes, later = Notes(), OwnClock()
     later.at_s = 7.0
     await memory(notes, "first").save({"decode": Override(replicas=3, until_s=160.0)})

@@ -73,7 +73,7 @@ def test_a_replica_that_serve_has_found_again_takes_work() -> None:
     assert deployment_state(details(1, "RECOVERING")).running == 1
 
 
-def test_what_serve_complains_of_is_told_only_while_something_is_wrong() -> None:
+def test_messages_of_serve_are_shown_only_while_something_is_wrong() -> None:
     assert deployment_state(details(1, "STARTING", message="all is well")).message == ""
     bad = details(1, "STARTING", status="UNHEALTHY", message="no GPU")
     assert deployment_state(bad).message == "no GPU"
@@ -213,7 +213,7 @@ def labels(*members: Member, controller: str | None = None) -> list[Mapping[str,
     return [group["labels"] for group in groups]  # type: ignore[misc]
 
 
-def test_every_process_is_named_with_what_it_is() -> None:
+def test_every_process_is_named_with_its_kind() -> None:
     groups = target_groups(
         [replica("ab", "decode"), ingress("xyz")], controller="10.0.0.9:9400", node="10.0.0.9"
     )
@@ -240,7 +240,7 @@ def test_every_process_is_named_with_what_it_is() -> None:
     ]
 
 
-def test_who_serves_no_metrics_is_not_named() -> None:
+def test_a_process_without_metrics_is_not_listed() -> None:
     assert labels(replica("a", "decode", None), ingress("b", None), member("c", "decode")) == []
 
 

@@ -44,7 +44,7 @@ class Controller:
         self.ledgers = ClusterTotals()
         self.memory = UsageStore(self.ledgers, store, clock=clock)
 
-    async def hears(self, requests: int, gpu_s: float) -> None:
+    async def ingest_after_2_s(self, requests: int, gpu_s: float) -> None:
         """Two seconds later."""
         self.clock.at_s += 2.0
         now_s = self.clock.at_s
@@ -70,12 +70,12 @@ class Controller:
 async def test_the_next_controller_goes_on_where_the_last_one_ended() -> None:
     store, clock = Store(), Clock()
     first = Controller(store, clock)
-    await first.hears(100, 50.0)  # from before this controller
-    await first.hears(110, 55.0)
+    await first.ingest_after_2_s(100, 50.0)  # from before this controller
+    await first.ingest_after_2_s(110, 55.0)
     await first.memory.save()
     second = Controller(store, clock)
-    await second.hears(115, 56.0)  # nobody counted these five
-    await second.hears(118, 58.0)
+    await second.ingest_after_2_s(115, 56.0)  # nobody counted these five
+    await second.ingest_after_2_s(118, 58.0)
     assert second.told() == (13, 7.0, PoolCapacity(device_s=8.0, busy_s=4.0))
     assert second.memory.usage().duration_s == pytest.approx(8.0)
 
@@ -84,42 +84,42 @@ async def test_a_controller_that_is_killed_loses_half_a_minute() -> None:
     store, clock = Store(), Clock()
     first = Controller(store, clock)
     for requests in range(20):  # the note is written with the fifteenth report
-        await first.hears(requests, 0.0)
+        await first.ingest_after_2_s(requests, 0.0)
     second = Controller(store, clock)
-    await second.hears(20, 0.0)
+    await second.ingest_after_2_s(20, 0.0)
     assert second.told()[0] == 14
 
 
 async def test_a_store_that_is_away_is_asked_again_and_nothing_is_overwritten() -> None:
     store, clock = Store(), Clock()
     first = Controller(store, clock)
-    await first.hears(0, 0.0)
-    await first.hears(7, 0.0)
+    await first.ingest_after_2_s(0, 0.0)
+    await first.ingest_after_2_s(7, 0.0)
     await first.memory.save()
     second = Controller(store, clock)
     store.away = True
     with pytest.raises(ConnectionError):
-        await second.hears(8, 0.0)
+        await second.ingest_after_2_s(8, 0.0)
     await second.memory.save()  # as when it is stopped: it must not write what it knows alone
     store.away = False
-    await second.hears(9, 0.0)
+    await second.ingest_after_2_s(9, 0.0)
     assert second.told()[0] == 8
 
 
 @pytest.mark.parametrize("note", [b"garbage", b"", b"x\x9cK\x04\x00\x00b\x00b"])
-async def test_a_note_that_nobody_can_read_is_given_up(
+async def test_an_unreadable_note_is_given_up(
     note: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, clock = Store(), Clock()
     store.notes["usage"] = note
     controller = Controller(store, clock)
-    await controller.hears(0, 0.0)
-    await controller.hears(3, 0.0)
+    await controller.ingest_after_2_s(0, 0.0)
+    await controller.ingest_after_2_s(3, 0.0)
     assert controller.told()[0] == 3
     assert "usage_lost" in caplog.text
 
 
-def test_what_was_used_adds_up_by_tenant_and_pool() -> None:
+def test_usage_adds_up_by_tenant_and_pool() -> None:
     def rows(*spent: GpuUsage) -> UsageTotals:
         return UsageTotals(spent=spent, pools={spent[0].pool: PoolCapacity(device_s=1.0)})
 

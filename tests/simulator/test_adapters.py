@@ -62,7 +62,7 @@ def test_the_first_leg_with_an_adapter_waits_for_it_and_the_next_does_not() -> N
     assert (told.loaded, told.hits, told.loads, told.loading_s) == (("ada",), 1, 1, 0.5)
 
 
-def test_loading_is_no_part_of_what_steps_take() -> None:
+def test_loading_an_adapter_is_no_part_of_step_times() -> None:
     core = new_core(ROOM)
     cold_s = first_step_s(core, adapted("a", "ada"))
     assert core.load().steps.busy_s < cold_s - 0.4
@@ -265,7 +265,7 @@ def test_two_slots_hold_what_fits_into_them() -> None:
     assert came.loads == 8
 
 
-def test_what_would_wait_for_streams_with_another_adapter_is_not_let_in_to_be_late() -> None:
+def test_a_request_that_would_wait_for_other_adapters_is_not_admitted_late() -> None:
     # Eight adapters take turns on five engines that run one at a time: some must be refused, but
     # none may be told after its objective has passed, or computed in vain.
     two = replace(ENGINE, adapter_slots=2, adapters_per_batch=1)

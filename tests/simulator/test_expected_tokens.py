@@ -26,7 +26,7 @@ def leg(number: int, uncached_tokens: int | None) -> Leg:
 
 @pytest.mark.parametrize("settings", [EXACT, COUNTED], ids=["exact", "counted"])
 @pytest.mark.parametrize(("uncached", "queued"), [(64, 192), (None, 3000), (5000, 3000)])
-def test_prompts_queue_with_what_is_expected_to_be_computed_of_them(
+def test_prompts_queue_with_their_expected_computation(
     settings: EngineSettings, uncached: int | None, queued: int
 ) -> None:
     engine = create_engine(settings, engine_id="e", model="sim", address="e:0")
@@ -36,7 +36,7 @@ def test_prompts_queue_with_what_is_expected_to_be_computed_of_them(
 
 
 @pytest.mark.parametrize("settings", [EXACT, COUNTED], ids=["exact", "counted"])
-def test_once_begun_what_is_not_cached_counts_whatever_was_expected(
+def test_after_the_begin_uncached_tokens_count_for_every_expectation(
     settings: EngineSettings,
 ) -> None:
     engine = create_engine(settings, engine_id="e", model="sim", address="e:0")

@@ -54,7 +54,7 @@ def test_long_streams_leave_a_replica_that_is_stopped_and_all_of_them_end(
     assert stopped_at_s(run, "decode", 2) < 3.5 < run.ended_at_s - 1.0
 
 
-def test_with_more_patience_than_streams_need_nobody_is_moved() -> None:
+def test_with_a_longer_timeout_than_streams_need_no_stream_moves() -> None:
     patient = replace(SOON, drain_timeout_s=60.0)
     stop = StopReplica(at_s=1.0, replica_id="mixed-1")
     made = scenario(pool(Role.MIXED, 2), limits=patient, scheduled_events=(stop,))
@@ -139,7 +139,7 @@ def test_a_frozen_replica_says_and_computes_nothing() -> None:
     assert view.load_received_at_s <= heard_at_s + 0.01
 
 
-def test_a_freeze_shorter_than_the_silence_moves_nobody() -> None:
+def test_a_freeze_shorter_than_the_heartbeat_timeout_moves_no_stream() -> None:
     made = two_mixed(ReceivedTokens())
     for request in requests(8, max_tokens=100):
         made.send(request)
@@ -166,7 +166,7 @@ def test_a_replica_that_dies_while_it_is_frozen_stays_dead() -> None:
     assert set(made.ingresses[0].coordinator.fleet(0.0).replicas) == {"mixed-1"}
 
 
-def test_nobody_is_blamed_for_silence_where_replicas_report_less_than_live_ones() -> None:
+def test_without_regular_reports_there_is_no_heartbeat_timeout() -> None:
     live = CoordinatorLimits()
     assert limits_for(ReportingOptions(), live) == live
     assert (

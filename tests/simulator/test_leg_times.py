@@ -64,7 +64,7 @@ def pulled(core: V1Core, began_at_s: float, arrived_at_s: float) -> LegTimes:
     return times
 
 
-def test_what_a_pull_takes_is_time_in_the_queue() -> None:
+def test_the_time_of_a_pull_is_queue_time() -> None:
     times = pulled(v1_cores.new_core(), 1.0, 1.75)
     assert times.queue_s == pytest.approx(0.75)
     assert 0 < times.compute_s < 2 * STEP_S

@@ -156,7 +156,7 @@ def test_time_stops_where_it_was_told_to_and_goes_on_from_there() -> None:
     assert seen == [1, 25, 3]
 
 
-def test_time_stops_at_what_was_waited_for() -> None:
+def test_time_stops_at_the_awaited_event() -> None:
     line, seen = Timeline(), []
     for at_s in (1.0, 2.0, 3.0):
         line.call_at(at_s, lambda at_s=at_s: seen.append(at_s))  # type: ignore[misc]
@@ -168,7 +168,7 @@ def test_time_stops_at_what_was_waited_for() -> None:
 
 
 # --------------------------------------------------------------------------- transfers
-class Story:
+class TransferLog:
     """Transfers between three engines, and what was said of them when."""
 
     def __init__(self, *, share: bool = True) -> None:
@@ -198,7 +198,7 @@ class Story:
 
 
 def test_a_pull_takes_its_set_up_and_its_bytes() -> None:
-    story = Story()
+    story = TransferLog()
     story.pull("x", "a", "b")
     story.line.run()
     ((key, what, at_s),) = story.said
@@ -208,7 +208,7 @@ def test_a_pull_takes_its_set_up_and_its_bytes() -> None:
 
 
 def test_a_short_pull_that_begins_later_is_not_waited_for_until_the_long_one_is_done() -> None:
-    story = Story()
+    story = TransferLog()
     story.pull("long", "a", "b", 400)
     story.line.call_at(1.0, lambda: story.pull("short", "c", "b", 50))
     story.line.run()
@@ -218,8 +218,8 @@ def test_a_short_pull_that_begins_later_is_not_waited_for_until_the_long_one_is_
 
 
 @pytest.mark.parametrize("at_s", [0.2, 1.0])
-def test_a_cancelled_pull_is_not_heard_of_again(at_s: float) -> None:
-    story = Story()
+def test_a_cancelled_pull_is_not_reported_again(at_s: float) -> None:
+    story = TransferLog()
     story.pull("x", "a", "b")
     story.line.call_at(at_s, lambda: story.transfers.cancel("x"))
     story.line.run()
@@ -229,7 +229,7 @@ def test_a_cancelled_pull_is_not_heard_of_again(at_s: float) -> None:
 
 @pytest.mark.parametrize("at_s", [0.2, 1.0])
 def test_pulls_from_an_engine_that_dies_fail_and_those_into_it_are_forgotten(at_s: float) -> None:
-    story = Story()
+    story = TransferLog()
     story.pull("from", "a", "b")
     story.pull("into", "c", "a")
     story.pull("other", "c", "b")
@@ -241,7 +241,7 @@ def test_pulls_from_an_engine_that_dies_fail_and_those_into_it_are_forgotten(at_
 
 
 def test_pulls_that_are_done_at_one_moment_are_told_in_order() -> None:
-    story = Story(share=False)
+    story = TransferLog(share=False)
     for key in "xyz":
         story.pull(key, "a", "b")
     story.line.run()

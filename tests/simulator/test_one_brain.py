@@ -193,7 +193,7 @@ def test_the_live_driver_and_the_simulator_give_the_same_orders(
     assert len(live) == len(virtual)
 
 
-def test_such_stories_have_every_order_in_them() -> None:
+def test_the_compared_runs_contain_every_command() -> None:
     kills = [0.7, 0.71, 0.72, 0.73]
     said = told(LiveIngress, COUNTED, Disaggregate.ALWAYS, 1, kills=kills, freezes=[])
     kills = [0.65, 0.75, 0.9]

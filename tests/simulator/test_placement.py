@@ -297,7 +297,7 @@ def test_a_simulated_coordinator_knows_as_little_of_its_engines_as_a_live_one() 
     assert to_scenario(config).scenario.priors == {}
 
 
-def test_what_is_handed_off_hardly_depends_on_what_is_known_of_engines_at_first() -> None:
+def test_handoffs_hardly_depend_on_initial_knowledge_of_engines() -> None:
     made, trace = scenario_of(engine=SLOW), Load().trace(0)
     learned = simulate(made, trace)
     told = simulate(replace(made, priors=None), trace)

@@ -73,7 +73,7 @@ def test_a_start_serves_after_a_cold_start_and_costs_from_the_asking() -> None:
     assert got.scaling.changes == (ScalingChange(2.0, "mixed", Direction.UP, 2),)
 
 
-def test_a_stop_calls_off_starts_before_it_stops_who_serves() -> None:
+def test_a_stop_cancels_starts_before_it_stops_serving_replicas() -> None:
     mixed = replace(pool(Role.MIXED, 2), cold_start_s=3.0)
     script: dict[int, tuple[ScalingAction, ...]] = {
         1: (StartReplicas(pool="mixed", replicas=2),),
@@ -113,7 +113,7 @@ def test_a_killed_replica_is_gone_and_paid_for_no_longer() -> None:
     assert members.replica_seconds() == {"mixed": 3.0 + 5.0}
 
 
-def test_a_flip_changes_who_has_the_least_to_do_and_restarts_nobody() -> None:
+def test_a_flip_takes_the_least_loaded_replica_and_restarts_none() -> None:
     long = Trace(name="t", requests=(TraceRequest(0.1, 50, 900),))
     script: dict[int, tuple[ScalingAction, ...]] = {
         1: (FlipReplicas(pool="decode", replicas=1, role=Role.PREFILL),)
@@ -125,7 +125,7 @@ def test_a_flip_changes_who_has_the_least_to_do_and_restarts_nobody() -> None:
     assert got.scaling.changes == (ScalingChange(1.0, "decode", Direction.TO_PREFILL, 1),)
 
 
-def test_who_flips_has_the_least_to_do() -> None:
+def test_the_least_loaded_replica_flips() -> None:
     asked = Trace(name="t", requests=tuple(TraceRequest(0.1, 50, 900) for _ in range(4)))
     flip = FlipReplicas(pool="decode", replicas=1, role=Role.PREFILL)
     scene = scenario(
@@ -139,7 +139,7 @@ def test_who_flips_has_the_least_to_do() -> None:
     assert sum(replica.is_empty() for replica in replicas) == 1
 
 
-def test_what_is_stopped_first_plays_another_role_than_its_pool() -> None:
+def test_a_replica_in_another_role_is_stopped_first() -> None:
     script: dict[int, tuple[ScalingAction, ...]] = {
         1: (FlipReplicas(pool="decode", replicas=1, role=Role.PREFILL),),
         2: (StopReplicas(pool="decode", replicas=1),),

@@ -55,13 +55,13 @@ def served(run: SimulationResult) -> int:
 
 
 # ---------------------------------------------------------------------- the same story
-def test_the_same_seed_tells_the_same_story_and_another_one_another() -> None:
-    def story(seed: int) -> SimulationResult:
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    def run_of(seed: int) -> SimulationResult:
         made = scenario(pool(Role.PREFILL, 2), pool(Role.DECODE, 3), seed=seed, coordinators=2)
         return simulate(made, trace(150, rate_per_s=60.0, groups=4))
 
-    assert story(1) == story(1)
-    assert story(1).outcomes != story(2).outcomes
+    assert run_of(1) == run_of(1)
+    assert run_of(1).outcomes != run_of(2).outcomes
 
 
 def told(hash_seed: int) -> bytes:
@@ -84,10 +84,10 @@ print(simulate(made, trace(60, rate_per_s=80.0, groups=4)))
     ).stdout
 
 
-def test_the_story_does_not_depend_on_how_a_process_hashes_strings() -> None:
-    story = told(1)
-    assert story
-    assert story == told(2)
+def test_a_run_does_not_depend_on_how_a_process_hashes_strings() -> None:
+    run_of = told(1)
+    assert run_of
+    assert run_of == told(2)
 
 
 @pytest.mark.parametrize("groups", [0, 5])
@@ -213,7 +213,7 @@ def test_an_idle_replica_that_is_stopped_leaves_at_once() -> None:
     assert run.replica_seconds["mixed"] == pytest.approx(0.5 + run.ended_at_s)
 
 
-def test_what_runs_on_a_replica_that_dies_is_resumed_with_what_it_had_sent() -> None:
+def test_streams_of_a_dead_replica_resume_with_their_sent_tokens() -> None:
     made = scenario(pool(Role.MIXED, 2), scheduled_events=(Kill(at_s=0.6, replica_id="mixed-0"),))
     run = simulate(made, simultaneous_trace(2, prompt_tokens=100, output_tokens=200))
     assert (served(run), run.resumes) == (2, 1)
@@ -282,7 +282,7 @@ happenings = st.one_of(
     st.sampled_from([Disaggregate.AUTO, Disaggregate.ALWAYS]),
     st.sampled_from([0, 3]),
 )
-def test_whatever_happens_no_request_is_lost_and_nothing_is_left(
+def test_no_request_is_lost_and_nothing_is_left_in_any_run(
     happens: list[ScheduledEvent], seed: int, disaggregate: Disaggregate, groups: int
 ) -> None:
     # Somebody is always there in the end.
@@ -309,14 +309,14 @@ def test_whatever_happens_no_request_is_lost_and_nothing_is_left(
 
 
 # ---------------------------------------------------------------------- what is kept of it
-def test_outcomes_are_in_order_of_arrival_whoever_ends_first() -> None:
+def test_outcomes_are_in_order_of_arrival_and_not_of_their_ends() -> None:
     requests = (TraceRequest(0.0, 100, 300), TraceRequest(0.1, 100, 2), TraceRequest(0.2, 50, 5))
     run = simulate(scenario(pool(Role.MIXED, 1)), Trace(name="t", requests=requests))
     assert [outcome.output_tokens for outcome in run.outcomes] == [300, 2, 5]
     assert [outcome.arrived_at_s for outcome in run.outcomes] == [0.0, 0.1, 0.2]
 
 
-def test_a_run_that_is_cut_off_tells_of_those_who_wait_and_not_of_those_to_come() -> None:
+def test_a_run_that_is_cut_off_reports_waiting_requests_and_not_future_ones() -> None:
     requests = (TraceRequest(0.0, 100, 1000), TraceRequest(0.5, 9000, 5), TraceRequest(9.0, 1, 1))
     run = simulate(scenario(pool(Role.MIXED, 1)), Trace(name="t", requests=requests), until_s=0.6)
     first, second = run.outcomes
@@ -337,7 +337,7 @@ def test_a_request_that_no_engine_takes_has_not_been_served() -> None:
     assert (one.ok, one.ttft_s, run.timeline[-1].ended) == (False, float("inf"), 1)
 
 
-def test_samples_tell_the_story_of_each_pool() -> None:
+def test_samples_describe_each_pool_over_time() -> None:
     sent = trace(200, rate_per_s=50.0)
     run = simulate(scenario(*PAIR), sent)
     assert 400 < len(run.timeline) < 1100
@@ -400,7 +400,7 @@ def test_coordinators_with_a_model_of_their_engines_choose_the_faster_one_at_onc
 
 
 # ---------------------------------------------------------------------- reports
-def test_an_index_is_asked_for_what_is_shared_and_only_then() -> None:
+def test_an_index_is_used_for_shared_prefixes_only() -> None:
     made = scenario(pool(Role.MIXED, 2))
     assert (
         sum(outcome.cached_tokens for outcome in simulate(made, trace(40, groups=2)).outcomes) > 0
@@ -417,7 +417,7 @@ def test_large_fleets_report_less_often() -> None:
     assert throttled_reporting(100, 4).report_interval_s == 1.0
 
 
-def test_where_nothing_is_shared_nobody_says_what_is_cached() -> None:
+def test_without_sharing_no_replica_reports_its_cache() -> None:
     assert throttled_reporting(8, 1).report_cache
     assert not throttled_reporting(8, 1, prompts_shared=False).report_cache
     for groups in (0, 2):
@@ -426,7 +426,7 @@ def test_where_nothing_is_shared_nobody_says_what_is_cached() -> None:
         assert stage.fleet.replicas["mixed-0"].facts.cache_events == (groups > 0)
 
 
-def test_who_has_nothing_new_to_say_is_silent() -> None:
+def test_an_unchanged_replica_sends_no_report() -> None:
     def events(*, always: bool) -> int:
         reporting = ReportingOptions(report_unchanged=always)
         quiet = scenario(pool(Role.MIXED, 8), reporting=reporting)
@@ -446,7 +446,7 @@ def test_who_has_nothing_new_to_say_is_silent() -> None:
         (SetBandwidth(at_s=1.0, replica_id="mixed-0", bytes_per_s=0.0), "expected more than 0"),
     ],
 )
-def test_what_can_never_happen_is_refused(wrong: ScheduledEvent, why: str) -> None:
+def test_an_impossible_event_is_refused(wrong: ScheduledEvent, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         scenario(pool(Role.MIXED, 1), scheduled_events=(wrong,))
 
@@ -483,7 +483,7 @@ def test_requests_ask_only_for_classes_that_the_deployment_has() -> None:
     assert {asked for _, asked in requests_of(trace, ServiceRules())} == {None}
 
 
-def test_outcomes_say_whose_they_are_and_that_who_was_cut_off_got_nothing() -> None:
+def test_outcomes_name_their_tenant_and_a_cut_off_request_got_nothing() -> None:
     trace = Trace(
         name="t",
         requests=(
@@ -509,7 +509,7 @@ def test_limits_of_a_tenant_are_those_of_all_coordinators_together() -> None:
     assert served == {1: 2, 2: 2}
 
 
-def test_who_scales_looks_at_as_many_ticks_as_a_live_controller() -> None:
+def test_the_autoscaler_sees_as_many_ticks_as_a_live_controller() -> None:
     fleet = scenario(pool(Role.MIXED, 1), scaling_interval_s=10.0)
     stage = Simulation(fleet, Trace(name="t", requests=()))
     body = stage._build_scaling_loop(Autoscaler(Static(AutoscalerOptions()), AutoscalerOptions()))

@@ -83,7 +83,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
     assert steps == [16, 16, 8]
 
 
-def test_running_legs_are_served_before_newcomers() -> None:
+def test_running_legs_are_served_before_new_ones() -> None:
     core = new_core()
     core.add(local_leg("old", (5,) * 8, max_tokens=5))
     core.begin_step(0.0)
@@ -215,7 +215,7 @@ def test_a_lease_is_released_once() -> None:
     max_tokens=st.integers(1, 6),
 )
 @hypothesis_settings(deadline=None)
-def test_what_is_cached_is_the_longest_common_prefix_in_full_blocks(
+def test_a_hit_is_the_longest_common_prefix_in_full_blocks(
     prompts: list[list[int]], max_tokens: int
 ) -> None:
     settings = replace(SETTINGS, kv_blocks=150)  # so many that nothing is evicted

@@ -72,7 +72,7 @@ def test_blocks_of_another_salt_are_decoded_from_as_by_any_engine() -> None:
 
 
 # ---------------------------------------------------------------------- counting
-def test_steps_and_what_they_computed_add_up() -> None:
+def test_steps_and_their_tokens_add_up() -> None:
     core = new_core()
     core.add(local_leg("a", (5,) * 20, max_tokens=3))  # steps: 16 tokens; 4; a decode; a decode
     now_s = 10.0
@@ -247,7 +247,7 @@ def test_a_block_stored_again_stays_in_the_host_until_evicted_there() -> None:
     assert core.pop_commands() == (LoadBlocks(leg_id="others", blocks=5),)
 
 
-def test_the_host_lets_go_of_what_was_used_longest_ago() -> None:
+def test_the_host_tier_evicts_the_least_recently_used() -> None:
     core = new_core(replace(SMALL, host_blocks=8))
     for number in range(3):
         cached_tokens(core, str(number), (20 + number,) * 30)
@@ -259,7 +259,7 @@ def test_the_host_lets_go_of_what_was_used_longest_ago() -> None:
     assert order.blocks == 3
 
 
-def test_what_is_loaded_stays_in_the_host_longer_than_what_is_not() -> None:
+def test_loaded_blocks_stay_in_the_host_tier_longer() -> None:
     core = new_core(replace(SMALL, host_blocks=14))
     cached_tokens(core, "first")
     ours = {h for e in core.pop_events() if isinstance(e, BlocksStored) for h in e.block_hashes}
@@ -367,20 +367,20 @@ def evict(tier: HostTier, *names: bytes) -> list[bytes]:
     ]
 
 
-def test_the_tail_of_what_was_kept_longest_goes_first() -> None:
+def test_the_tail_of_the_oldest_prefix_goes_first() -> None:
     tier = filled(3, b"a", b"b", b"c")
     assert evict(tier, b"x", b"y") == [b"c", b"b"]
     assert tier.match([b"a", b"b"]) == 1
 
 
-def test_what_is_used_stays_longer() -> None:
+def test_used_blocks_stay_longer() -> None:
     tier = filled(4, b"a", b"b")
     assert evict(tier, b"c", b"d") == []
     tier.touch([b"a", b"b"])
     assert evict(tier, b"x") == [b"d"]
 
 
-def test_what_is_evicted_again_stays_longer_and_is_not_told_of_twice() -> None:
+def test_blocks_evicted_again_stay_longer_and_are_reported_once() -> None:
     tier = filled(3, b"a", b"b")
     assert evict(tier, b"x") == []
     tier.record_gpu_blocks(stored(b"a", b"b"))

@@ -32,7 +32,7 @@ STEMS = [tuple(range(3, 39)), tuple(range(40, 76)), tuple(range(3, 20)) + tuple(
 
 
 @dataclass
-class Story:
+class LegTrace:
     """What a leg was asked and what came of it."""
 
     leg: Leg
@@ -79,7 +79,7 @@ class Body:
             address=engine_id,
             encode_kv_handle=encode_kv_handle,
         )
-        self.stories: dict[str, Story] = {}
+        self.stories: dict[str, LegTrace] = {}
         self.pulls: dict[str, StartPull] = {}
         self.loads: dict[str, LoadBlocks] = {}
         self.frees: list[FreeSource] = []
@@ -90,7 +90,7 @@ class Body:
         ticket = None if leg.kv_handle is None else decode_kv_handle(leg.kv_handle)
         failure = self.core.add(leg, ticket)
         if failure is None:
-            self.stories[leg.leg_id] = Story(leg)
+            self.stories[leg.leg_id] = LegTrace(leg)
         return failure
 
     def begin(self, now_s: float) -> None:
@@ -104,10 +104,10 @@ class Body:
     def finish(self, now_s: float) -> None:
         self.stepping = False
         for output in self.core.finish_step(now_s):
-            self.hear(output)
+            self.record_output(output)
         self.absorb()
 
-    def hear(self, output: LegOutput) -> None:
+    def record_output(self, output: LegOutput) -> None:
         story = self.stories[output.leg_id]
         assert not story.ended, f"{output} came after the end of {story}"
         story.outputs.append(output)
@@ -245,7 +245,7 @@ class TwoCores(RuleBasedStateMachine):
         else:
             output = self.target.core.pull_failed(order.leg_id)
         if output is not None:
-            self.target.hear(output)
+            self.target.record_output(output)
         self.target.absorb()
 
     @precondition(lambda self: self.target.loads)

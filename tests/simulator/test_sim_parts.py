@@ -141,7 +141,7 @@ def test_taking_without_room_changes_nothing() -> None:
     pool.check_integrity([held])
 
 
-def test_integrity_notices_a_block_that_nobody_admits_to() -> None:
+def test_the_integrity_check_notices_an_unowned_block() -> None:
     pool = BlockPool(4)
     assert pool.try_allocate((), 1) is not None
     with pytest.raises(AssertionError, match="owners are"):
@@ -246,7 +246,7 @@ def test_the_state_of_a_long_sequence_is_no_larger() -> None:
         ({"decode_kv_quadratic_s": 0.1}, "at most decode_kv_s"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named_with_what_is_wanted(
+def test_an_impossible_setting_is_named_with_the_expected_one(
     change: dict[str, float], wanted: str
 ) -> None:
     (name,) = change

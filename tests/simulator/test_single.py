@@ -103,7 +103,7 @@ def test_clients_ask_again_when_they_are_answered() -> None:
     assert arrivals[3:] == pytest.approx(ends[:9])
 
 
-def test_outcomes_are_in_the_order_of_requests_whoever_ends_first() -> None:
+def test_outcomes_are_in_the_order_of_requests_and_not_of_their_ends() -> None:
     requests = [TraceRequest(0.0, 100, 300), TraceRequest(0.5, 10, 2), TraceRequest(9.0, 7, 1)]
     outcomes = simulate_engine(WIDE, requests)
     assert [(outcome.prompt_tokens, outcome.output_tokens) for outcome in outcomes] == [
@@ -114,7 +114,7 @@ def test_outcomes_are_in_the_order_of_requests_whoever_ends_first() -> None:
     assert [outcome.arrived_at_s for outcome in outcomes] == [0.0, 0.5, 9.0]
 
 
-def test_what_does_not_fit_is_an_outcome_that_failed() -> None:
+def test_a_request_that_does_not_fit_is_a_failed_outcome() -> None:
     outcomes = simulate_engine(WIDE, [TraceRequest(0.0, 5000, 5), TraceRequest(0.1, 50, 5)])
     assert [outcome.ok for outcome in outcomes] == [False, True]
     assert outcomes[0].ttft_s == math.inf
@@ -132,7 +132,7 @@ def test_shared_blocks_are_computed_once() -> None:
     assert cached == [0, 368, 368]
 
 
-def test_a_prompt_of_somebody_else_shows_as_the_worst_gap() -> None:
+def test_a_prompt_of_another_request_shows_as_the_worst_gap() -> None:
     config = with_changes(WIDE, max_batched_tokens=2048)
     outcomes = simulate_engine(config, [TraceRequest(0.0, 16, 100), TraceRequest(0.2, 2000, 1)])
     assert outcomes[0].max_itl_s == pytest.approx(outcomes[1].ttft_s, abs=0.01)

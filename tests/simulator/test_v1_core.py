@@ -96,7 +96,9 @@ def test_an_engine_without_prefix_cache_takes_kv_handles_of_one_with() -> None:
         (leg("a", 390, output=50), 10, FinishReason.LENGTH),
     ],
 )
-def test_a_leg_ends_after_what_it_says_or_may(one: Leg, tokens: int, reason: FinishReason) -> None:
+def test_a_leg_ends_after_its_expected_or_maximal_tokens(
+    one: Leg, tokens: int, reason: FinishReason
+) -> None:
     core = new_core()
     core.add(one)
     outputs = [output for _, output in run_until_idle(core)]
@@ -157,7 +159,7 @@ def test_a_bend_in_the_timing_is_not_cut_short() -> None:
     assert lasts(jumps=True) == pytest.approx(lasts(jumps=False), rel=1e-6)
 
 
-def test_who_comes_to_an_idle_queue_ends_the_stretch_and_who_waits_for_a_seat_does_not() -> None:
+def test_an_arrival_ends_a_run_of_steps_only_if_it_can_get_a_slot() -> None:
     core = new_core(with_changes(SETTINGS, max_running_requests=1))
     core.add(leg("a", 4, 100))
     core.begin(0.0, horizon_s=9.0)
@@ -217,7 +219,7 @@ def test_blocks_are_pulled_and_the_last_token_is_computed() -> None:
     assert (link.source_id, link.pulls, link.moved_bytes, link.busy_s) == ("e0", 1, 8000, 0.5)
 
 
-def test_what_is_here_already_is_not_pulled() -> None:
+def test_resident_blocks_are_not_pulled() -> None:
     source, target = new_core(), new_core(engine_id="d0")
     one = prefill("p", 30, (1, 2, 3, 4))
     target.add(leg("before", 30, 2, ids=(1, 2, 3, 9)))
@@ -269,7 +271,7 @@ def test_an_abort_during_a_pull_stops_it_and_frees_both_sides() -> None:
     target.check_integrity()
 
 
-def test_no_more_than_so_many_pull_at_once_and_the_next_waits_for_blocks_to_arrive() -> None:
+def test_the_number_of_pulls_at_once_is_limited_and_the_next_waits_for_blocks() -> None:
     source, target = new_core(), new_core(engine_id="d0")
     legs = [prefill(name, 30) for name in "abc"]
     for other in legs:
@@ -291,7 +293,7 @@ def test_no_more_than_so_many_pull_at_once_and_the_next_waits_for_blocks_to_arri
     assert order.leg_id == "dc"
 
 
-def test_a_pull_leaves_room_for_what_running_prompts_still_need() -> None:
+def test_a_pull_leaves_room_for_the_rest_of_running_prompts() -> None:
     source = new_core()
     target = new_core(with_changes(SETTINGS, kv_blocks=20, long_prefill_tokens=5), "d0")
     one = prefill("p", 30)
@@ -305,7 +307,7 @@ def test_a_pull_leaves_room_for_what_running_prompts_still_need() -> None:
     assert not target.pop_commands(), "of 14 free blocks the long prompt will need 9 more, d 8"
 
 
-def test_when_all_fall_back_those_whose_blocks_are_here_take_their_seats() -> None:
+def test_when_all_are_preempted_legs_with_resident_blocks_take_their_slots() -> None:
     source = new_core()
     target = new_core(with_changes(SETTINGS, kv_blocks=12, max_running_requests=1), "d0")
     one = prefill("p", 30)
@@ -335,7 +337,7 @@ def test_a_stretch_ends_with_the_step_in_which_a_lease_does() -> None:
     assert expiry_s - 0.2 <= took_s < expiry_s - 0.2 + 0.005
 
 
-def test_a_step_that_takes_memory_from_somebody_admits_nobody() -> None:
+def test_a_step_that_preempts_a_leg_admits_none() -> None:
     source = new_core()
     target = new_core(with_changes(SETTINGS, kv_blocks=12), "d0")
     one = prefill("p", 30)

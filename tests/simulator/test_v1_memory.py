@@ -117,7 +117,7 @@ def test_computing_what_is_cached_gives_the_copy_back() -> None:
     assert (blocks.empty, blocks.available, blocks.users()) == (8, 8, {1: 1, 2: 1})
 
 
-def test_using_the_same_blocks_for_ever_takes_no_more_memory() -> None:
+def test_using_the_same_blocks_again_and_again_takes_no_more_memory() -> None:
     blocks = V1BlockPool(10)
     blocks.allocate(5)
     blocks.cache_full_blocks([1, 2, 3, 4, 5])
@@ -129,7 +129,7 @@ def test_using_the_same_blocks_for_ever_takes_no_more_memory() -> None:
     assert blocks.idle_blocks() == [5, 4, 3, 2, 1]
 
 
-def test_what_comes_and_goes_between_two_updates_is_not_told() -> None:
+def test_blocks_that_come_and_go_between_two_updates_are_not_reported() -> None:
     blocks = V1BlockPool(2)
     blocks.allocate(2)
     blocks.cache_full_blocks([1, 2])

@@ -23,7 +23,7 @@ from baton.simulator.workloads.trace import encode_output_tokens
 from tests.simulator.v1_cores import SETTINGS, VirtualEngine, new_core, with_changes
 
 
-class Asked(NamedTuple):
+class ScriptedRequest(NamedTuple):
     """A request: when it comes, what it says and how many tokens it gets."""
 
     at_s: float
@@ -43,7 +43,7 @@ class SlowBlock:
 
 @dataclass(eq=False)
 class SlowRun:
-    asked: Asked
+    asked: ScriptedRequest
     tokens: list[int]
     computed: int = 0
     scheduled: int = 0
@@ -63,7 +63,7 @@ class SlowEngine:
         self.running: list[SlowRun] = []
         self.stamps = count(1)
 
-    def serve(self, requests: list[Asked]) -> list[SlowRun]:
+    def serve(self, requests: list[ScriptedRequest]) -> list[SlowRun]:
         runs = [SlowRun(request, list(request.prompt)) for request in requests]
         to_come, now_s = list(runs), 0.0
         while to_come or self.waiting or self.running:
@@ -231,15 +231,15 @@ pressed = st.builds(
 )
 
 
-def in_order(gaps: list[tuple[float, tuple[int, ...], int]]) -> list[Asked]:
+def in_order(gaps: list[tuple[float, tuple[int, ...], int]]) -> list[ScriptedRequest]:
     at_s, requests = 0.0, []
     for gap_s, prompt, output in gaps:
         at_s += gap_s
-        requests.append(Asked(at_s, prompt, output))
+        requests.append(ScriptedRequest(at_s, prompt, output))
     return requests
 
 
-def as_leg(number: int, one: Asked) -> Leg:
+def as_leg(number: int, one: ScriptedRequest) -> Leg:
     return Leg(
         leg_id=f"r{number}",
         request_id="r",
@@ -250,7 +250,7 @@ def as_leg(number: int, one: Asked) -> Leg:
     )
 
 
-def counted(config: V1Settings, requests: list[Asked]) -> VirtualEngine:
+def counted(config: V1Settings, requests: list[ScriptedRequest]) -> VirtualEngine:
     timeline = Timeline()
     body = VirtualEngine(new_core(config), timeline)
     for number, asked_request in enumerate(requests):
@@ -261,7 +261,7 @@ def counted(config: V1Settings, requests: list[Asked]) -> VirtualEngine:
 
 @hypothesis_settings(max_examples=60)
 @given(pressed, asked.map(in_order))
-def test_scheduling_is_vllms(config: V1Settings, requests: list[Asked]) -> None:
+def test_scheduling_is_vllms(config: V1Settings, requests: list[ScriptedRequest]) -> None:
     slow = SlowEngine(config)
     runs = slow.serve(requests)
     body = counted(config, requests)
@@ -282,7 +282,7 @@ def test_scheduling_is_vllms(config: V1Settings, requests: list[Asked]) -> None:
 @hypothesis_settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(6, 80), asked.map(in_order))
 def test_with_memory_to_spare_it_is_the_token_engine(
-    seats: int, budget: int, requests: list[Asked]
+    seats: int, budget: int, requests: list[ScriptedRequest]
 ) -> None:
     exact = SimSettings(
         block_size_tokens=4,
@@ -321,7 +321,9 @@ class AsExact:
         )
 
 
-def token_engine(exact: SimSettings, requests: list[Asked]) -> tuple[list[float], list[float]]:
+def token_engine(
+    exact: SimSettings, requests: list[ScriptedRequest]
+) -> tuple[list[float], list[float]]:
     core = SimCore(exact, engine_id="e", model="m", address="a", encode_kv_handle=encode_kv_handle)
     firsts, lasts = [0.0] * len(requests), [0.0] * len(requests)
     now_s, sent = 0.0, 0

@@ -116,7 +116,7 @@ def _countable(load: Load) -> Load:
     return load._replace(step_s=0.0, steps=load.steps._replace(busy_s=0.0), cache_sequence=0)
 
 
-def _assert_same_story(fast: LegLog, slow: LegLog) -> None:
+def _assert_same_log(fast: LegLog, slow: LegLog) -> None:
     assert (fast.finished, fast.cached_tokens) == (slow.finished, slow.cached_tokens)
     assert fast.aborted == slow.aborted
     assert fast.tokens <= slow.tokens if fast.aborted else fast.tokens == slow.tokens
@@ -162,7 +162,7 @@ def test_many_steps_at_once_are_as_one_at_a_time(config: V1Settings, script: lis
     for quick, single in zip(fast, slow, strict=True):
         assert quick.legs.keys() == single.legs.keys()
         for leg_id, story in quick.legs.items():
-            _assert_same_story(story, single.legs[leg_id])
+            _assert_same_log(story, single.legs[leg_id])
         for ours, theirs in zip(quick.loads, single.loads, strict=True):
             _assert_same_load(ours, theirs)
         assert quick.core._memory.blocks.idle_blocks() == single.core._memory.blocks.idle_blocks()

@@ -69,7 +69,7 @@ def test_every_way_through_the_fleet_gives_the_expected_tokens(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_whatever_dies_and_joins_every_request_ends_once_and_nothing_is_left(seed: int) -> None:
+def test_every_request_ends_once_whichever_replicas_die_and_join(seed: int) -> None:
     tokens = ReceivedTokens()
     made = fleet(
         replicas={Role.PREFILL: 2, Role.DECODE: 3},
@@ -116,7 +116,7 @@ def revive(made: VirtualFleet, name: str, role: Role) -> None:
         made.add_replica(name, ENGINE, role=role, pool=str(role))
 
 
-def test_a_killed_replica_is_lost_to_everybody_and_its_request_goes_on_elsewhere() -> None:
+def test_a_killed_replica_is_lost_to_all_and_its_request_continues_elsewhere() -> None:
     tokens = ReceivedTokens()
     made = fleet(
         replicas={Role.MIXED: 2}, coordinators=[coordinator(0), coordinator(1)], tokens=tokens
@@ -244,7 +244,7 @@ def test_a_draining_replica_gets_nothing_new_and_ends_what_it_has() -> None:
     assert busy not in decoders.values()
 
 
-def test_what_a_former_life_said_is_not_taken_for_the_new_one() -> None:
+def test_messages_of_a_former_life_do_not_count_for_the_new_one() -> None:
     slow = FleetOptions(
         latency_s=0.001, reporting=ReportingOptions(report_interval_s=0.05, load_delay_s=0.5)
     )

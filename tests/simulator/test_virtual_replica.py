@@ -94,7 +94,7 @@ def handoff(ticket: KvHandle, leg_id: str = "d") -> Leg:
     return evolve(leg(leg_id), kind=LegKind.DECODE, kv_handle=ticket)
 
 
-def test_a_session_begins_with_who_it_is_what_is_cached_and_how_loaded_it_is() -> None:
+def test_a_session_begins_with_identity_cache_and_load() -> None:
     stage = Stage()
     stage.target.submit(stage.own, leg("a"))
     stage.let_pass(0.1)
@@ -121,7 +121,7 @@ def test_cache_changes_are_gathered_and_numbered() -> None:
     assert kinds == {CacheChangeKind.STORED}
 
 
-def test_a_snapshot_comes_when_asked_for_after_what_is_new() -> None:
+def test_a_requested_snapshot_comes_after_pending_updates() -> None:
     stage = Stage()
     stage.target.submit(stage.own, leg("a"))
     stage.line.run(until_s=0.012)  # computed, and not told yet

@@ -75,7 +75,7 @@ def test_spread_ticks_leave_no_bursts_that_never_were() -> None:
 @pytest.mark.parametrize(
     ("name", "path"), [("conv", CONV), ("code", CODE), ("long-context", MOONCAKE)]
 )
-def test_a_named_workload_has_the_mean_lengths_of_what_it_is_like(name: str, path: str) -> None:
+def test_a_named_workload_has_the_mean_lengths_of_its_model(name: str, path: str) -> None:
     found, wanted = (
         describe(synthetic(name, rate_per_s=5, duration_s=2000)),
         describe(recorded(path)),

@@ -56,7 +56,7 @@ def test_a_format_is_told_by_the_first_line(lines: list[str], wanted: TraceForma
 
 
 @pytest.mark.parametrize("lines", [["a,b,c\n", "1,2,3\n"], ['{"prompt": "hello"}\n'], ["\n"], []])
-def test_an_unknown_format_is_refused_with_what_would_do(lines: list[str]) -> None:
+def test_an_unknown_format_is_refused_with_the_known_ones(lines: list[str]) -> None:
     with pytest.raises(
         TraceInvalid, match=r"expected JSON lines|no known format has the fields prompt"
     ):
@@ -104,7 +104,7 @@ def test_a_date_counts_from_1970(date: str, seconds: float) -> None:
         ("2023-11-16 18:17:05,,1", "contexttokens is ''"),
     ],
 )
-def test_a_bad_row_is_named_by_file_line_and_what_and_can_be_skipped(row: str, what: str) -> None:
+def test_a_bad_row_is_named_by_file_line_and_fault_and_can_be_skipped(row: str, what: str) -> None:
     lines = [*AZURE, "\n", row + "\n"]
     with pytest.raises(TraceInvalid) as found:
         read_trace("conv.csv", lines)
@@ -155,7 +155,7 @@ def test_requests_are_sorted_by_arrival_and_those_at_one_time_keep_their_order()
     assert trace.reordered_lines == 2
 
 
-def test_who_generated_nothing_counts_as_one_token() -> None:
+def test_a_request_without_output_counts_as_one_token() -> None:
     trace = azure.read(["arrived_at,num_prefill_tokens,num_decode_tokens", "0,7,0"], "t")
     assert trace.requests[0].output_tokens == 1
 
@@ -213,7 +213,7 @@ def test_a_series_in_which_nothing_arrives_cannot_be_scaled() -> None:
     assert found.value.name == "r"
 
 
-def test_a_series_that_asks_for_more_than_memory_holds_says_at_what_rate_it_would_do() -> None:
+def test_a_series_beyond_memory_names_the_rate_that_fits() -> None:
     with pytest.raises(TraceInvalid, match="scale it with a rate below"):
         read_trace("r", [RATES[0], "0,100000,1,10,10", "600,1,1,10,10"])
 
@@ -309,14 +309,14 @@ REQUESTS = st.builds(
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=8), st.sampled_from((7, 16, 512)))
-def test_what_is_written_is_read_back_exactly(requests: list[TraceRequest], size: int) -> None:
+def test_a_written_trace_is_read_back_exactly(requests: list[TraceRequest], size: int) -> None:
     requests.sort(key=lambda request: request.at_s)
     block_tokens = size if any(request.block_ids for request in requests) else 512
     trace = Trace(name="t", requests=tuple(requests), block_tokens=block_tokens)
     assert read_trace("t", list(mooncake.write(trace))) == trace
 
 
-def test_readers_of_mooncake_files_find_all_they_need_in_what_is_written() -> None:
+def test_readers_of_mooncake_files_find_all_they_need_in_a_written_trace() -> None:
     trace = Trace(name="t", requests=(TraceRequest(1.2345, 700, 9, (4, 5)),))
     (line,) = mooncake.write(trace)
     assert json.loads(line) == {
@@ -330,7 +330,7 @@ def test_readers_of_mooncake_files_find_all_they_need_in_what_is_written() -> No
 
 
 @given(st.lists(st.text(max_size=40), max_size=6))
-def test_whatever_a_file_holds_it_is_read_or_refused_as_a_bad_trace(lines: list[str]) -> None:
+def test_every_file_is_read_or_refused_as_a_bad_trace(lines: list[str]) -> None:
     for head in ([], [AZURE[0]], MOONCAKE, LOG, LENGTHS, RATES):
         try:
             trace = read_trace("f", [*head, *lines], rate_per_s=1.0)

@@ -110,7 +110,7 @@ def test_a_turn_begins_with_all_that_was_said_before(
     assert len(own[0] | own[1] | own[2]) == sum(map(len, own))
 
 
-def test_what_an_engine_generated_is_the_front_of_the_next_turns_prompt() -> None:
+def test_generated_tokens_begin_the_next_turns_prompt() -> None:
     trace = conversations().generate("chat", [0.0], random.Random(1))
     first, second = (
         to_request(request, number, block_tokens=trace.block_tokens)
@@ -234,7 +234,7 @@ def steady(count: int) -> Trace:
 
 
 @given(REQUESTS, st.floats(0.01, 1), st.floats(0.01, 1), st.integers())
-def test_what_stays_of_a_thin_trace_stays_in_a_denser_one_and_sessions_stay_whole(
+def test_requests_of_a_thin_trace_stay_in_a_denser_one_and_sessions_stay_whole(
     requests: list[TraceRequest], one: float, other: float, seed: int
 ) -> None:
     trace = trace_of(requests)

@@ -142,7 +142,7 @@ def test_a_pool_of_which_nothing_is_known_has_bounds_and_no_counts() -> None:
     assert not [key for key in found if key[0] == c.POOL_REPLICAS.name]
 
 
-def test_a_decision_is_told_with_what_it_was_made_from_and_what_was_asked_for() -> None:
+def test_a_decision_is_reported_with_its_inputs_and_its_orders() -> None:
     found = told(FULL)
     assert found[c.SCALING_INPUT.name, "decode", "target"] == 7.0
     assert found[c.SCALING_INPUT.name, "decode", "asked"] == 7
@@ -162,7 +162,7 @@ def test_an_autoscaler_that_has_decided_nothing_is_paused(
     assert told(replace(FULL, tick=tick))[(c.AUTOSCALER_PAUSED.name,)] == held
 
 
-def test_a_class_is_told_with_its_promises_and_how_it_fares() -> None:
+def test_a_class_is_reported_with_its_objectives_and_its_results() -> None:
     found = told(FULL)
     assert found[c.SLO_TARGET.name, "chat"] == 0.9
     assert found[c.SLO_OBJECTIVE.name, "chat", "itl"] == 0.2
@@ -171,7 +171,7 @@ def test_a_class_is_told_with_its_promises_and_how_it_fares() -> None:
     assert found[c.SLO_BUDGET.name, "chat"] == pytest.approx(0.5)
 
 
-def test_what_a_class_does_not_promise_is_not_told() -> None:
+def test_an_objective_that_a_class_lacks_is_not_reported() -> None:
     bare = ClassStatus(slo=Slo(name="batch"))
     found = told(replace(FULL, classes=(bare,)))
     assert not [key for key in found if key[0] in {c.SLO_OBJECTIVE.name, c.SLO_ATTAINMENT.name}]
@@ -235,7 +235,7 @@ def test_reasons_that_a_user_has_made_up_count_together() -> None:
     assert counters.decisions == {("p0", OTHER): 300}
 
 
-def test_replicas_count_by_what_was_done_to_them() -> None:
+def test_replicas_are_counted_by_the_action_taken() -> None:
     counters = ScalingCounters()
     counters.record_scaling("p", current=1, desired=4)
     counters.record_scaling("p", current=4, desired=2)

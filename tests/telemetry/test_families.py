@@ -58,7 +58,7 @@ def test_a_renamed_metric_is_exported_by_both_names() -> None:
     ]
 
 
-def test_what_is_added_under_the_same_labels_is_one_series() -> None:
+def test_values_added_under_the_same_labels_are_one_series() -> None:
     families = Families()
     families.add(STEP_ERROR, 1, "a")
     families.add(STEP_ERROR, 2, "b")
@@ -67,7 +67,7 @@ def test_what_is_added_under_the_same_labels_is_one_series() -> None:
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_left_out(value: float | None) -> None:
+def test_a_value_that_is_no_number_is_left_out(value: float | None) -> None:
     families = Families()
     families.add(SLACK, value)
     assert list(families.collect()) == []

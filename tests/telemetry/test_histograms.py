@@ -63,14 +63,14 @@ def test_every_bucket_counts_what_is_at_most_its_edge(
         assert row["count"] == len(values)
 
 
-def test_a_value_at_an_objective_is_within_it_but_for_rounding_as_when_it_is_judged() -> None:
+def test_a_value_at_an_objective_meets_it_but_for_rounding_as_in_its_evaluation() -> None:
     histogram = Histogram(TTFT, [0.3])
     for value in (0.1 + 0.2, 0.3, 0.3 + 1e-10, 0.3 + 1e-6):
         histogram.observe(value, *CHAT)
     assert told(histogram, 0.3)[CHAT]["0.3"] == 3
 
 
-def test_what_many_share_is_observed_once_with_a_weight() -> None:
+def test_a_shared_value_is_observed_once_with_a_weight() -> None:
     histogram = Histogram(ITL)
     histogram.observe(0.02, "decode", weight=7)
     row = told(histogram)["decode",]
@@ -86,7 +86,7 @@ def test_the_same_edges_change_nothing() -> None:
     assert len(sets_of(histogram)) == 1
 
 
-def test_other_edges_begin_new_series_and_what_was_observed_before_stays_in_its_own() -> None:
+def test_other_edges_begin_new_series_and_old_observations_stay() -> None:
     histogram = Histogram(TTFT, [0.3])
     histogram.observe(0.2, *CHAT)
     before = told(histogram, 0.3)
@@ -168,7 +168,7 @@ def test_there_is_no_more_than_one_row_beyond_the_bound_of_a_single_label() -> N
     assert rows[OTHER,]["count"] == 997
 
 
-def test_what_was_copied_does_not_change() -> None:
+def test_a_copy_does_not_change() -> None:
     histogram = Histogram(TTFT, [0.3])
     histogram.observe(0.1, *CHAT)
     copied = histogram.copy()
@@ -189,7 +189,7 @@ HISTOGRAMS = [metric for metric in c.CATALOGUE if metric.kind is c.Kind.HISTOGRA
 LIMITS = CoordinatorLimits()
 
 
-def promised(config: DeploymentConfig, objective: str) -> list[float | None]:
+def objectives_of(config: DeploymentConfig, objective: str) -> list[float | None]:
     classes = (config.slo.default, *config.slo.classes.values())
     return [getattr(class_, objective) for class_ in classes]
 
@@ -207,26 +207,26 @@ def between_tokens(config: DeploymentConfig) -> list[float | None]:
 
 WATCHED: Mapping[str, Callable[[DeploymentConfig], list[float | None]]] = {
     "baton_time_to_first_token_seconds": lambda config: [
-        *promised(config, "ttft_s"),
+        *objectives_of(config, "ttft_s"),
         config.admission.timeouts.first_token_s,
         config.admission.timeouts.total_s,
     ],
     "baton_time_per_output_token_seconds": lambda config: [
-        *promised(config, "tpot_s"),
+        *objectives_of(config, "tpot_s"),
         *between_tokens(config),
     ],
     "baton_worst_token_gap_seconds": lambda config: [
-        *promised(config, "itl_p99_s"),
+        *objectives_of(config, "itl_p99_s"),
         *between_tokens(config),
     ],
     "baton_inter_token_seconds": lambda config: [
-        *promised(config, "itl_p99_s"),
+        *objectives_of(config, "itl_p99_s"),
         config.admission.timeouts.stall_s,
         config.admission.timeouts.total_s,
     ],
     "baton_request_duration_seconds": lambda config: [config.admission.timeouts.total_s],
     "baton_held_seconds": lambda config: [
-        *promised(config, "ttft_s"),
+        *objectives_of(config, "ttft_s"),
         config.admission.queue_timeout_s,
         config.admission.timeouts.first_token_s,
         config.admission.timeouts.total_s,
@@ -301,7 +301,7 @@ def test_every_timeout_of_a_request_is_an_edge_or_bounds_nothing_that_is_observe
     assert timeouts <= edges | NOT_OBSERVED, timeouts - edges
 
 
-def test_what_changes_is_told_by_histogram() -> None:
+def test_changes_are_reported_by_histogram() -> None:
     old = all_edges([Slo(ttft_s=0.3)], LIMITS)
     new = all_edges([Slo(ttft_s=0.35)], LIMITS)
     assert [str(changed_edge) for changed_edge in changed_edges(old, new)] == [

@@ -32,7 +32,7 @@ from tests.control.world import LIMITS, World, request
 FULL = QueueFull("-", 1.0, "full")
 
 
-class Told:
+class ScrapedIngress:
     """An ingress' collector over a coordinator that a test drives."""
 
     access = AccessFacts()
@@ -67,7 +67,7 @@ def world_of_tenants(*names: str) -> World:
 
 def test_names_that_are_not_configured_are_one_series() -> None:
     at = world_of_tenants("acme")
-    told = Told(at, ["acme"])
+    told = ScrapedIngress(at, ["acme"])
     for number in range(1000):
         event = RequestsRejected(error=FULL, requests=1, tenant=f"nobody-{number}")
         at.coordinator.handle(event, at.now_s)
@@ -76,7 +76,7 @@ def test_names_that_are_not_configured_are_one_series() -> None:
 
 def test_a_tenant_that_leaves_the_configuration_keeps_its_name_and_its_counts() -> None:
     at = world_of_tenants("acme", "lab")
-    told = Told(at, ["acme", "lab"])
+    told = ScrapedIngress(at, ["acme", "lab"])
     at.handle(RequestsRejected(error=FULL, requests=3, tenant="acme"))
     told.collector.add_tenants(["lab"])
     assert told(c.SLO_REQUESTS) == {("default", "acme", "", ""): 3}
@@ -84,13 +84,13 @@ def test_a_tenant_that_leaves_the_configuration_keeps_its_name_and_its_counts() 
 
 def test_no_more_tenants_are_named_than_there_is_room_for() -> None:
     at = world_of_tenants()
-    told = Told(at, (f"tenant-{number}" for number in range(10_000)))
+    told = ScrapedIngress(at, (f"tenant-{number}" for number in range(10_000)))
     assert len(told.collector._tenants) == c.MAX_LABEL_VALUES
 
 
 def test_classes_stay_apart_where_there_is_no_room_for_tenants() -> None:
     at = world_of_tenants(*"ab")
-    told = Told(at)
+    told = ScrapedIngress(at)
     for tenant in "ab":
         for slo_class in ("default", "batch"):
             at.handle(RequestsRejected(error=FULL, requests=1, tenant=tenant, slo_class=slo_class))
@@ -101,7 +101,7 @@ def test_classes_stay_apart_where_there_is_no_room_for_tenants() -> None:
 
 
 def test_expiries_valid_keys_and_rejected_requests_are_told() -> None:
-    told = Told(world_of_tenants("acme"), ["acme"])
+    told = ScrapedIngress(world_of_tenants("acme"), ["acme"])
     assert told(c.TLS_EXPIRES) == told(c.KEYS_EXPIRE) == {}
     told.access = AccessFacts(
         keys={
@@ -122,7 +122,7 @@ def test_expiries_valid_keys_and_rejected_requests_are_told() -> None:
 
 def test_requests_under_way_are_told_by_phase_and_held_ones_with_their_slack() -> None:
     at = world_of_tenants()
-    told = Told(at)
+    told = ScrapedIngress(at)
     assert told(c.IN_FLIGHT) == {
         (phase,): 0 for phase in ("queued", "prefill", "transfer", "decode")
     }
@@ -136,7 +136,7 @@ def test_requests_under_way_are_told_by_phase_and_held_ones_with_their_slack() -
 def test_leases_are_told_by_pool_also_where_there_are_none() -> None:
     at = World()
     at.join_prefill_decode(prefill=2)
-    told = Told(at)
+    told = ScrapedIngress(at)
     for name in "ab":
         at.arrive(request(name))
     for leg_id, (_, leg) in tuple(at.legs.items()):
@@ -149,7 +149,7 @@ def test_leases_are_told_by_pool_also_where_there_are_none() -> None:
 def test_blocks_of_the_index_are_told_by_how_they_are_known() -> None:
     at = World()
     at.join_prefill_decode()
-    told = Told(at)
+    told = ScrapedIngress(at)
     item = request("r", prompt_tokens=64)
     at.report_cached("p0", item)
     blocks = told(c.INDEX_BLOCKS)
@@ -159,8 +159,8 @@ def test_blocks_of_the_index_are_told_by_how_they_are_known() -> None:
     assert told(c.INDEX_BLOCKS)["predicted",] > 0
 
 
-def test_who_cannot_be_reached_and_which_configuration_holds_is_told() -> None:
-    told = Told(World())
+def test_unreachable_replicas_and_the_generation_are_reported() -> None:
+    told = ScrapedIngress(World())
     assert told(c.UNREACHABLE_REPLICAS) == {(): 2}
     assert told(c.INGRESS_GENERATION) == {(): 5}
 
@@ -170,7 +170,7 @@ def test_rare_outcomes_are_told_before_there_are_any() -> None:
     at.join_prefill_decode()
     at.arrive(request("r"))
     at.run_to_end()
-    outcomes = {labels[-1]: value for labels, value in Told(at)(c.REQUESTS).items()}
+    outcomes = {labels[-1]: value for labels, value in ScrapedIngress(at)(c.REQUESTS).items()}
     assert outcomes == {
         "finished": 1,
         "shed": 0,
@@ -181,10 +181,10 @@ def test_rare_outcomes_are_told_before_there_are_any() -> None:
     }
 
 
-def test_second_tries_are_told_by_what_was_wrong_and_circuits_by_pool_and_state() -> None:
+def test_retries_are_counted_by_reason_and_circuits_by_pool_and_state() -> None:
     at = World()
     at.join_prefill_decode(decode=2)
-    told = Told(at)
+    told = ScrapedIngress(at)
     assert told(c.RETRIES)["engine_error",] == 0
     for number in range(3):
         at.arrive(request(f"r{number}"))
@@ -220,10 +220,10 @@ def break_handoffs(at: World, count: int) -> None:
         at.now_s += 1.0
 
 
-def test_pairs_are_told_by_state_with_what_is_estimated_of_each() -> None:
+def test_pairs_are_reported_by_state_with_their_estimates() -> None:
     at = World(probing=ProbeOptions())
     at.join_prefill_decode(prefill=2)
-    told = Told(at)
+    told = ScrapedIngress(at)
     links = (LinkTotals("p0", pulls=3, moved_bytes=30_000, busy_s=0.3, transport="rdma"),)
     at.handle(LinksReported(replica_id="d0", links=links))
     at.coordinator.fleet_model.links.record_probe_failure("p1", "d0", at.now_s, "no answer")
@@ -236,7 +236,7 @@ def test_pairs_are_told_by_state_with_what_is_estimated_of_each() -> None:
 def test_broken_handoffs_are_told_by_target_and_do_not_go_down_when_a_source_leaves() -> None:
     at = World()
     at.join_prefill_decode()
-    told = Told(at)
+    told = ScrapedIngress(at)
     for broken in (1, 2):
         break_handoffs(at, 1)
         for _ in range(2):  # however often it is asked
@@ -253,7 +253,7 @@ def broken(*targets: str, count: int = 1) -> list[LinkCounts]:
     return [LinkCounts("p0", target, LinkState.OK, 0, count) for target in targets]
 
 
-def test_what_is_broken_on_the_way_to_others_does_not_go_down_when_anyone_leaves() -> None:
+def test_failures_towards_others_do_not_decrease_when_a_replica_leaves() -> None:
     book = HandoffFailuresByTarget(max_named=2)
     assert dict(book.totals(broken(*"bcd"))) == {"b": 1, "c": 1, c.OTHER: 1}
     assert dict(book.totals(broken(*"abcd"))) == {"b": 1, "c": 1, c.OTHER: 2}
@@ -269,7 +269,7 @@ def test_targets_beyond_those_that_are_named_keep_their_count_when_a_named_one_l
     for number in range(c.MAX_LABEL_VALUES + 2):
         links.add_replica(f"d{number:03}")
         links.record_failure("p0", f"d{number:03}", 0.0)
-    told = Told(at)
+    told = ScrapedIngress(at)
     before = told(c.HANDOFF_FAILURES)
     assert (len(before), before[c.OTHER,]) == (c.MAX_LABEL_VALUES + 1, 2)
     links.remove_replica("d000")
@@ -288,7 +288,7 @@ def test_of_very_many_pairs_all_are_counted_and_those_of_note_are_described() ->
             totals = LinkTotals(f"p{source}", pulls=1, moved_bytes=source * 30 + target, busy_s=0.1)
             links.observe(f"d{target}", totals, 0.0)
     links.record_probe_failure("p0", "d0", 0.0, "no answer")
-    told = Told(at)
+    told = ScrapedIngress(at)
     assert told(c.LINK_PAIRS)["ok",] == 899
     described = told(c.LINK_QUARANTINED)
     assert len(described) == c.MAX_LABEL_VALUES

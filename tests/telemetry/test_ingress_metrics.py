@@ -173,7 +173,7 @@ def test_other_objectives_begin_new_series_and_leave_the_old_ones_as_they_are() 
     assert at.value(DURATION, *WHOSE, part="_count") == 2
 
 
-def test_another_timeout_begins_new_series_of_what_it_bounds() -> None:
+def test_another_timeout_begins_new_series_of_the_bounded_histograms() -> None:
     at = Measured()
     at.metrics.record(GOOD)
     changed = at.metrics.set_edges([CHAT], replace(LIMITS, stall_timeout_s=7.5))
@@ -221,7 +221,7 @@ def test_resumes_are_told_before_there_are_any() -> None:
 # ------------------------------------------------------------------------------- predictions
 
 
-def test_a_prediction_is_compared_with_what_came_from_the_placement_that_was_followed() -> None:
+def test_a_prediction_is_compared_with_the_result_of_the_followed_placement() -> None:
     at = Measured()
     at.metrics.record(GOOD)  # predicted 0.9375 s; it took 1.5 s
     assert at.value(TTFT_RATIO, "pull", "tiny", part="_sum") == pytest.approx(0.9375 / 1.5)
@@ -254,7 +254,7 @@ def test_without_a_prediction_there_is_nothing_to_compare() -> None:
     assert at.value(TTFT_RATIO, "pull", "tiny", part="_count") is None
 
 
-def test_where_who_prefills_gives_the_first_token_the_handoff_is_a_gap_after_it() -> None:
+def test_with_an_early_first_token_the_handoff_is_a_gap_after_it() -> None:
     at = Measured()
     gave = evolve(PREFILL, output_tokens=1, last_output_at_s=101.0)
     rest = evolve(DECODE, output_tokens=2)
@@ -340,7 +340,7 @@ def test_idle_time_is_no_gap() -> None:
     assert gaps(at) == (1, 0.1)
 
 
-def test_a_replica_that_begins_another_life_begins_anew() -> None:
+def test_a_restarted_replica_counts_from_zero() -> None:
     at = joined("d")
     at.step("d", 1.0, token("a", first=True))
     at.metrics.on_event(ReplicaLost(replica_id="d", reason=LossReason.DISCONNECTED))

@@ -96,7 +96,7 @@ class Client:
     left_at_s: float | None = None
     error: BatonError | None = None
 
-    def hear(self, delivery: Delivery, now_s: float) -> None:
+    def record_delivery(self, delivery: Delivery, now_s: float) -> None:
         if delivery.token_ids:
             if self.tokens:
                 self.gaps_s.append(now_s - self.last_at_s)
@@ -184,7 +184,7 @@ class Clients(LiveIngress):
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
-            self.clients[delivery.request_id].hear(delivery, self._timeline.now_s)
+            self.clients[delivery.request_id].record_delivery(delivery, self._timeline.now_s)
 
     def fail(self, request_id: str, error: BatonError) -> None:
         self.clients[request_id].error = error
@@ -308,7 +308,7 @@ def test_every_outcome_is_what_clients_have_seen() -> None:
     assert sum(outcomes[kind] for kind in ("shed", "evicted", "failed", "client_error")) == errors
 
 
-def test_why_nobody_was_let_in_is_what_clients_were_told() -> None:
+def test_the_rejection_reason_is_the_one_that_clients_got() -> None:
     clients = after_the_storm().clients.values()
     never = Counter(
         str(client.error.cause)

@@ -47,7 +47,7 @@ def refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is no JSON")
 
 
-def test_what_json_has_no_word_for_is_said_in_text(capfd: pytest.CaptureFixture[str]) -> None:
+def test_values_without_json_are_logged_as_text(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logs(LogFormat.JSON, "info")
     odd = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}, "e": LOGGER}
     log_event(LOGGER, logging.INFO, "odd", odd)
@@ -83,7 +83,7 @@ def test_an_error_comes_with_where_it_was_raised(capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is full")
-def test_a_disk_that_is_full_stops_nobody_who_logs(
+def test_a_full_disk_stops_no_process_that_logs(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Path("/dev/full").open("w", buffering=1) as full:

@@ -135,7 +135,7 @@ def test_the_choices_of_a_request_are_all_found_oldest_first() -> None:
 
 
 @given(st.text(max_size=20))
-def test_whatever_a_client_calls_its_request_it_is_found(named: str) -> None:
+def test_a_request_is_found_by_every_id_that_a_client_gives_it(named: str) -> None:
     book = RequestLog()
     book.record(record(f"chatcmpl-{named}-00ff00ff"))
     assert len(book.find(named)) == 1
@@ -218,7 +218,7 @@ def test_a_local_option_says_that_its_decode_replica_prefills() -> None:
     assert (local["mode"], local["prefill_replica"], local["decode_replica"]) == ("local", "d", "d")
 
 
-def test_the_prediction_is_compared_with_what_came_after_the_decision() -> None:
+def test_the_prediction_is_compared_with_the_latency_after_the_decision() -> None:
     made = decision(PULL, 100.25, option("p", "d"))
     told = request_report(evolve(record("r"), decisions=(made,)))
     assert foresight(told) == (0.5, 0.25, 1.0)
@@ -264,18 +264,18 @@ def test_a_route_that_changed_since_it_was_decided_is_told_as_both() -> None:
     assert (decided["decode_replica"], became["decode_replica"]) == ("d", "d-2")
 
 
-def test_a_request_that_was_refused_has_a_story_without_decisions() -> None:
+def test_a_rejected_request_has_a_report_without_decisions() -> None:
     refused = evolve(record("r", Phase.SHED), routes=(), decisions=(), first_token_at_s=None)
     told = request_report(refused)
     assert (told["decisions"], told["routes"], told["mode"]) == ([], [], None)
 
 
-def test_a_story_says_why_each_resume_happened() -> None:
+def test_a_request_report_names_the_reason_of_each_resume() -> None:
     resumed = evolve(record("r"), resumes=2, resume_reasons=("lost", "stalled"))
     assert request_report(resumed)["resume_reasons"] == ["lost", "stalled"]
 
 
-def test_a_story_is_strict_json_even_when_a_prediction_is_endless() -> None:
+def test_a_request_report_is_strict_json_even_when_a_prediction_is_endless() -> None:
     endless = decision(PULL, 100.0, option("p", "d", queue_s=float("inf")))
     told = request_report(evolve(record("r"), decisions=(endless,)))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
@@ -307,7 +307,7 @@ def test_an_ended_request_is_one_line_in_the_log(log_format: LogFormat) -> None:
         assert "outcome=failed" in line
 
 
-def test_each_placement_and_each_resume_is_an_event_for_whoever_looks_closely(
+def test_each_placement_and_each_resume_is_a_debug_event(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     twice = evolve(record("r"), decisions=(decision(), decision()), resume_reasons=("d: lost",))

@@ -82,7 +82,7 @@ async def test_adapters_are_told_as_the_engine_says() -> None:
     assert found[(c.ADAPTER_TIME.name,)] == 1.25
 
 
-async def test_pulls_are_told_by_source_and_failures_of_nobody_in_particular_as_other() -> None:
+async def test_pulls_are_counted_by_source_and_failures_without_one_as_other() -> None:
     async with running_host(Engine()) as (host, _):
         found = told(host)
     assert found[c.PULLS.name, "p-1", "tcp"] == 3

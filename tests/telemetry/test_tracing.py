@@ -77,7 +77,7 @@ def tracer_to(collector: Collector, *, queue_traces: int = 100, sample: float = 
         (traced(missed=True), SamplingRules(sample_fraction=0.0, keep_slo_misses=False), False),
     ],
 )
-def test_traces_are_kept_that_somebody_wants(
+def test_requested_traces_are_kept(
     record: RequestRecord,
     rules: SamplingRules,
     kept: bool,  # noqa: FBT001 - a parameter of the test
@@ -137,7 +137,9 @@ def test_a_collector_that_is_away_is_said_once_and_again_when_it_is_back(
     assert (tracer.counts.failed, tracer.counts.sent) == (128, 64)
 
 
-def test_a_tracer_that_breaks_says_so_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracer_that_breaks_logs_it_and_fails_no_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken() -> Collector:
         raise ImportError("no opentelemetry here")
 
@@ -151,7 +153,7 @@ def test_a_tracer_that_breaks_says_so_and_harms_nobody(caplog: pytest.LogCapture
     tracer.record(traced())
 
 
-def test_closing_twice_or_before_the_start_is_no_harm() -> None:
+def test_closing_twice_or_before_the_start_is_allowed() -> None:
     collector = Collector(threading.Semaphore(9))
     tracer = tracer_to(collector)
     tracer.close(WAIT_S)
@@ -200,7 +202,7 @@ def test_a_handed_off_request_is_one_trace_with_both_engines_under_its_legs() ->
     assert (whose["transfer"], whose["decode"], whose["leg decode"]) == ("d", "d", "")
 
 
-def test_the_request_is_its_callers_span_served_with_what_opentelemetry_has_names_for() -> None:
+def test_the_request_is_a_server_span_of_its_caller_with_opentelemetrys_names() -> None:
     root = spans_of(RECORD)[0]
     assert (root.parent_id, root.is_server, root.error) == (CONTEXT.parent_id, True, "")
     assert root.span_id == span_id(CONTEXT.trace_id, "r"), "what engines were told"

@@ -59,7 +59,7 @@ def test_pools_without_a_price_cost_nothing_and_are_used_all_the_same() -> None:
     assert told(meter, GPU_SECONDS) == {("acme", "decode"): 60.0}
 
 
-def test_what_turns_from_overhead_into_a_tenants_time_takes_nothing_back() -> None:
+def test_overhead_that_becomes_a_tenants_time_decreases_nothing() -> None:
     meter = UsageMeter()
     meter.ingest([], held(100.0, 100.0), {"decode": HOUR_S})
     meter.ingest(spent(acme=80.0), held(100.0, 100.0), {"decode": HOUR_S})
@@ -74,7 +74,7 @@ _FIGURES = st.floats(0, 1e6)
 
 
 @given(st.lists(st.tuples(_FIGURES, _FIGURES, _FIGURES, _FIGURES, st.floats(0, 10)), max_size=8))
-def test_no_counter_ever_goes_down_whatever_is_reckoned(
+def test_counters_never_decrease_for_any_estimate(
     looks: list[tuple[float, float, float, float, float]],
 ) -> None:
     meter, before = UsageMeter(), dict[str, Told]()
@@ -99,7 +99,7 @@ def test_tenants_keep_their_names_when_more_come_than_there_is_room_for() -> Non
     assert now["other", "decode"] == pytest.approx(5.0 * 99)
 
 
-def test_what_nobody_used_is_told_apart_however_many_tenants_there_are() -> None:
+def test_idle_time_is_separate_however_many_tenants_there_are() -> None:
     meter = UsageMeter()
     many = {f"t{n:04}": 1.0 for n in range(2 * MAX_LABEL_VALUES)}
     meter.ingest(spent(**many), held(HOUR_S, HOUR_S / 2), {"decode": HOUR_S})

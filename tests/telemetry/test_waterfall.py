@@ -67,7 +67,7 @@ def test_a_request_that_was_never_placed_was_held_all_along() -> None:
     assert brief(refused) == [("ingress_wait", "", 0.0, 7.0)]
 
 
-def test_what_came_to_nothing_is_lost_time_and_the_wait_after_it_is_held() -> None:
+def test_a_failed_attempt_is_lost_time_and_the_wait_after_it_is_queue_time() -> None:
     broken = evolve(DECODE, outcome=LegOutcome.FAILED, output_tokens=0, ended_at_s=101.25)
     again = evolve(LOCAL, route_index=1, started_at_s=102.0, first_output_at_s=102.5)
     assert brief(told(PREFILL, evolve(broken, first_output_at_s=None), again)) == [
@@ -192,9 +192,7 @@ def test_no_bar_is_where_no_leg_ran_at_that_time(record: RequestRecord) -> None:
         assert bar.replica_id == where
 
 
-def test_a_first_token_of_who_prefills_comes_before_the_transfer_and_what_follows_is_decode() -> (
-    None
-):
+def test_an_early_first_token_comes_before_the_transfer_and_the_rest_is_decode() -> None:
     gave = evolve(PREFILL, output_tokens=1, last_output_at_s=101.0)
     rest = evolve(DECODE, prompt_tokens=11, output_tokens=2)
     early = evolve(told(gave, rest), first_token_at_s=101.0)

@@ -125,7 +125,7 @@ async def test_a_transport_that_was_chosen_since_is_known_after_the_next_check()
     assert peers.transport("p-1") == "cma"
 
 
-async def test_sources_on_this_node_and_on_others_are_told_apart_by_their_address() -> None:
+async def test_sources_on_this_node_and_on_others_are_distinguished_by_their_address() -> None:
     peers = Peers("d-1", OWN)
     Workers(peers).say(0, CMA + TCP_BETWEEN)
     async with (
@@ -192,7 +192,7 @@ async def test_a_worker_that_never_answers_is_not_taken_for_one_that_has_rdma() 
         await peers.check("p-1", source.address, SOON_S)
 
 
-async def test_what_a_worker_said_holds_while_it_is_too_busy_to_answer() -> None:
+async def test_a_workers_last_report_holds_while_it_is_too_busy_to_answer() -> None:
     peers = Peers("d-1", OWN, require_rdma=True)
     workers = Workers(peers)
     workers.say(0, CMA)
@@ -290,15 +290,13 @@ async def test_the_question_names_the_first_rank_which_every_engine_has() -> Non
     ]
 
 
-async def test_a_port_where_nobody_listens_is_named() -> None:
+async def test_a_port_without_a_listener_is_named() -> None:
     async with running_listener(reply_metadata()) as listener:
         address = listener.address
     assert "no process listens" in await why(address)
 
 
-async def test_a_listener_that_takes_connections_but_is_silent_is_given_up_at_the_deadline() -> (
-    None
-):
+async def test_a_listener_that_never_answers_is_given_up_at_the_deadline() -> None:
     async with mute() as address:
         text = await why(address, deadline_s=BRIEF_S)
     assert "no answer within 0.3 s" in text

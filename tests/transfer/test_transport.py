@@ -76,18 +76,18 @@ def test_the_transport_is_what_ucx_says_it_chose(tmp_path: Path, row: str, trans
     assert read_transports(write_log(tmp_path, transport_choice(row))) == {SAME: {transport}}
 
 
-def test_what_carries_large_reads_counts_not_what_carries_small_ones(tmp_path: Path) -> None:
+def test_the_transport_of_large_reads_counts(tmp_path: Path) -> None:
     text = transport_choice(zero_copy("tcp/lo", "0..4095"), zero_copy("cma/memory", "4K..inf"))
     assert read_transports(write_log(tmp_path, text)) == {SAME: {"cma"}}
 
 
-def test_peers_on_this_node_and_on_others_are_told_apart(tmp_path: Path) -> None:
+def test_peers_on_this_node_and_on_others_are_distinguished(tmp_path: Path) -> None:
     here, there = zero_copy("cuda_ipc/cuda"), zero_copy("rc_mlx5/mlx5_0:1")
     text = transport_choice(here) + transport_choice(there, reach="inter-node")
     assert read_transports(write_log(tmp_path, text)) == {SAME: {"cuda_ipc"}, OTHER: {"rc_mlx5"}}
 
 
-def test_what_an_engine_does_with_itself_or_besides_reads_does_not_count(tmp_path: Path) -> None:
+def test_operations_other_than_reads_from_peers_do_not_count(tmp_path: Path) -> None:
     row = zero_copy("tcp/lo")
     text = transport_choice(row, reach="self") + transport_choice(
         row, operation="active message by ucp_am_send*(egr)"
@@ -102,7 +102,7 @@ def test_all_processes_of_an_engine_are_read(tmp_path: Path) -> None:
     assert read_transports(tmp_path) == {SAME: {"cma", "tcp"}}
 
 
-def test_warnings_and_broken_bytes_in_between_do_no_harm(tmp_path: Path) -> None:
+def test_warnings_and_broken_bytes_in_between_are_skipped(tmp_path: Path) -> None:
     text = "[1.0] [vm:1:0] select.c:722  UCX  ERROR   no transport | cfg#1\n"
     text += transport_choice(zero_copy("cma/memory"))
     (tmp_path / "ucx.h.1").write_bytes(b"\xff\xfe\n" + text.encode() + b"| 0..in")
@@ -135,7 +135,7 @@ def test_where_peers_differ_the_transport_of_one_is_not_known() -> None:
     assert towards(found, same_host=False) == ""
 
 
-def test_an_engine_pulls_by_what_all_of_its_workers_pull_by() -> None:
+def test_an_engines_transport_is_that_of_all_of_its_workers() -> None:
     rail, tcp = {OTHER: frozenset({RAIL})}, {OTHER: frozenset({"tcp"})}
     assert towards(rail, rail, same_host=False) == RAIL
     assert towards(rail, tcp, same_host=False) == "rc_mlx5+tcp"
@@ -199,7 +199,7 @@ def test_a_deployment_that_requires_rdma_refuses_everything_else(transport: str)
 
 
 @pytest.mark.parametrize(("tls", "transport"), [("tcp", "tcp"), ("tcp,cma", "cma")])
-def test_what_is_read_about_two_agents_is_what_they_were_forced_to_use(
+def test_transports_read_from_two_agents_are_those_they_were_forced_to_use(
     tmp_path: Path, tls: str, transport: str
 ) -> None:
     pytest.importorskip("nixl")
@@ -332,7 +332,7 @@ def test_the_log_is_flushed_from_the_first_agent_on_by_one_thread() -> None:
     assert fake.nixlAgent is slowed
 
 
-def test_ucxs_library_is_not_looked_for_in_vain() -> None:
+def test_ucxs_library_is_looked_for_only_where_it_is() -> None:
     program = """
 import nixl._api as api
 from baton.transfer.ucx_log import loaded_library
@@ -350,7 +350,7 @@ def test_the_process_that_asks_for_an_engine_does_not_load_nixl(
     nixl_progress.install()
 
 
-def test_the_engine_adapter_speaks_of_the_same_variable() -> None:
+def test_the_engine_adapter_uses_the_same_variable() -> None:
     assert settings.NIXL_DELAY_VARIABLE == nixl_progress.PROGRESS_DELAY_VARIABLE
 
 

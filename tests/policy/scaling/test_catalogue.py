@@ -34,7 +34,7 @@ def test_every_rule_has_a_policy_of_its_name(rule: ScalingRule) -> None:
 
 
 @pytest.mark.parametrize("rule", ALL)
-def test_every_rule_speaks_of_every_pool_in_whatever_order(rule: str) -> None:
+def test_every_policy_decides_for_every_pool_in_any_order(rule: str) -> None:
     pools = [
         replace(prefill_pool(3), utilization_fraction=0.9),
         replace(decode_pool(2), running_requests=50.0),
@@ -46,7 +46,7 @@ def test_every_rule_speaks_of_every_pool_in_whatever_order(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ALL)
-def test_every_rule_bears_silence_and_unknown_capacities(rule: str) -> None:
+def test_every_policy_accepts_missing_reports_and_unknown_capacities(rule: str) -> None:
     policy = make_scaling_policy(rule, options())
     unknown = [
         replace(pool, prefill_tokens_per_s=None, decode_tokens_per_s=None, decode_streams=None)
@@ -101,9 +101,7 @@ UP_TO_FOUR = IngressBounds(min=1, max=4)
     ("busy", "want"),
     [((0.5,), 1), ((0.61,), 2), ((0.9, 0.9), 3), ((1.0, 1.0, 1.0), 4), ((1.0,) * 4, 4)],
 )
-def test_as_many_come_at_once_as_have_room_for_what_is_done(
-    busy: tuple[float, ...], want: int
-) -> None:
+def test_ingresses_are_added_for_the_measured_use(busy: tuple[float, ...], want: int) -> None:
     assert IngressSizer(UP_TO_FOUR).desired(len(busy), busy, 0.0) == want
 
 
@@ -114,7 +112,7 @@ def test_one_goes_when_the_rest_had_room_for_a_minute() -> None:
     assert sizer.desired(2, (0.3, 0.3), 61.0) == 2
 
 
-def test_a_burst_begins_the_minute_anew() -> None:
+def test_a_burst_restarts_the_minute() -> None:
     sizer = IngressSizer(UP_TO_FOUR)
     assert sizer.desired(2, (0.1, 0.1), 0.0) == 2
     assert sizer.desired(2, (0.3, 0.3), 30.0) == 2
@@ -122,7 +120,7 @@ def test_a_burst_begins_the_minute_anew() -> None:
     assert sizer.desired(2, (0.1, 0.1), 121.0) == 1
 
 
-def test_no_number_is_outside_of_what_there_may_be() -> None:
+def test_no_number_is_outside_of_the_bounds() -> None:
     sizer = IngressSizer(IngressBounds(min=2, max=3))
     assert sizer.desired(2, (0.0, 0.0), 0.0) == 2
     assert sizer.desired(2, (0.0, 0.0), 1e6) == 2

@@ -42,7 +42,7 @@ def test_it_goes_down_only_when_enough_has_been_to_spare() -> None:
     assert 100 + 120 + 240 / 0.9 - 10 <= at_s <= 100 + 120 + 240 / 0.9 + 10
 
 
-def test_what_takes_long_to_start_is_kept_longer_by_so_much() -> None:
+def test_a_slow_start_extends_the_stabilization_by_its_length() -> None:
     def stopped_at_s(cold_start_s: float) -> float:
         track = NeedStabilizer(120.0, headroom_fraction=0.2, min_surplus_s=240.0)
         have, tick = 10, 0
@@ -82,7 +82,7 @@ def test_a_small_part_too_many_is_kept_longer() -> None:
     assert some_s > all_s + 400
 
 
-def test_what_falls_on_is_followed_without_waiting_again() -> None:
+def test_a_falling_need_is_followed_without_another_stabilization() -> None:
     changes = followed(lambda at_s: max(1.0, 10.0 - at_s / 200), 7200, have=10)
     times = [at_s for at_s, _ in changes]
     assert len(changes) > 3
@@ -114,7 +114,7 @@ def test_an_hour_in_which_nothing_could_be_seen_is_no_hour_to_spare() -> None:
 
 
 @given(needs=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=80), have=st.integers(0, 30))
-def test_there_is_never_less_than_what_is_needed_nor_more_than_was_had_or_needed(
+def test_the_target_is_between_the_need_and_the_larger_of_need_and_current(
     needs: list[float], have: int
 ) -> None:
     track = NeedStabilizer(120.0, headroom_fraction=0.2, min_surplus_s=240.0)
@@ -147,7 +147,7 @@ def test_values_close_together_are_bounded_in_number_and_hardly_forgotten_early(
     assert window.push(2000.0, 0.0) >= 20_000.0 - 10 * 1002.0
 
 
-def test_a_clock_that_goes_back_begins_anew() -> None:
+def test_a_clock_that_goes_back_restarts_the_estimate() -> None:
     window = SlidingMax(100.0)
     window.push(500.0, 9.0)
     assert window.push(10.0, 2.0) == 2.0
@@ -188,7 +188,7 @@ def test_a_slope_keeps_a_bounded_number_of_values() -> None:
     assert len(slope._values) <= 102
 
 
-def test_a_clock_that_went_back_begins_anew() -> None:
+def test_a_clock_that_went_back_restarts_the_estimate() -> None:
     slope = SlidingSlope(6.0)
     for at_s in range(100, 120, 2):
         slope.push(at_s, float(at_s))

@@ -65,7 +65,7 @@ def test_jumpy_demand_gets_more_headroom_than_steady_demand() -> None:
     assert headroom[0] < headroom[1] < headroom[2]
 
 
-def test_a_quantile_covers_its_share_of_what_comes() -> None:
+def test_a_quantile_covers_its_share_of_arrivals() -> None:
     rate = noisy(7, 20.0)
     forecast = RateForecast()
     due: list[tuple[float, float]] = []
@@ -85,19 +85,19 @@ def test_a_higher_quantile_forecasts_no_less() -> None:
     assert values[0] < values[-1]
 
 
-def test_a_burst_after_silence_is_believed_within_a_minute() -> None:
+def test_a_burst_after_idle_time_counts_within_a_minute() -> None:
     forecast = fed(lambda at_s: 0.0 if at_s < 600 else 500.0, for_s=660)
     assert forecast.predict(HORIZON_S, quantile=0.6) > 450.0
 
 
-def test_what_falls_into_a_gap_teaches_nothing() -> None:
+def test_arrivals_in_a_gap_teach_nothing() -> None:
     forecast = fed(lambda _: 100.0, for_s=1200)
     forecast.observe(1e6, 5.0, horizon_s=HORIZON_S)
     for quantile in (0.0, 0.9):
         assert forecast.predict(HORIZON_S, quantile=quantile) == pytest.approx(5.0, rel=0.1)
 
 
-def test_a_clock_that_goes_back_begins_anew() -> None:
+def test_a_clock_that_goes_back_restarts_the_estimate() -> None:
     forecast = fed(lambda _: 100.0, for_s=1200)
     forecast.observe(10.0, 7.0, horizon_s=HORIZON_S)
     assert forecast.predict(HORIZON_S) == 7.0
@@ -208,7 +208,7 @@ def test_windows_that_overlap_count_once() -> None:
     assert meter.squared_variation() == 2.0, "seven pairs are too few to tell"
 
 
-def test_gaps_and_silence_teach_nothing() -> None:
+def test_gaps_and_missing_reports_teach_nothing() -> None:
     assert measured(lambda _: 0.0) == 2.0
     meter = BurstinessEstimator()
     for number in range(60):
@@ -245,7 +245,7 @@ def test_a_factor_fades_in_half_an_hour() -> None:
     assert correction.factor - 1.0 == pytest.approx((raised - 1.0) / 2.718, rel=0.02)
 
 
-def test_a_moment_without_trouble_begins_the_minute_anew() -> None:
+def test_a_moment_without_misses_restarts_the_minute() -> None:
     correction = CapacityCorrection(2.0)
     for second in range(0, 600, 10):
         correction.update(float(second), is_unexplained=second % 50 != 0)
@@ -262,7 +262,7 @@ def test_whose_objective_is_kept_worse_is_to_blame() -> None:
     assert unexplained(slow_stream, Role.MIXED)
 
 
-def test_nothing_is_wrong_while_the_target_is_met_or_hardly_anybody_came() -> None:
+def test_nothing_is_wrong_at_the_target_or_with_hardly_any_arrival() -> None:
     late = ServiceLevel(attainment=0.89, ttft_p90_s=3.0)
     assert unexplained(late, Role.PREFILL)
     assert not unexplained(replace(late, attainment=0.9), Role.PREFILL)

@@ -40,8 +40,8 @@ def flipped(
     rebalance, at_s, bounds = RoleRebalancer(FULL), 0.0, PoolBounds(min=1, initial=1, max=6)
     split = RoleNeeds(greatest=dict(foreseen or needs), present=needs)
     while True:
-        roster = PoolAssignment(pools, dict.fromkeys(("prefill", "decode"), bounds))
-        found = rebalance.flip(observe(at_s, demand(1.0, 1.0), *pools), roster, split, lacking)
+        assignment = PoolAssignment(pools, dict.fromkeys(("prefill", "decode"), bounds))
+        found = rebalance.flip(observe(at_s, demand(1.0, 1.0), *pools), assignment, split, lacking)
         if found.flipped or at_s >= for_s:
             return found.role, found.flipped, at_s
         at_s += TICK_S
@@ -66,7 +66,7 @@ def test_a_shortage_is_shared_out_within_seconds_but_not_on_first_sight() -> Non
     assert at_s == FULL.slo.flip_urgent_s
 
 
-def test_what_is_only_foreseen_holds_nobody_back_where_others_suffer_now() -> None:
+def test_a_forecast_need_does_not_block_a_flip_for_a_present_miss() -> None:
     pools = (prefill_pool(5), decode_pool(1))
     foreseen = both(8.0, 2.0)
     to, made, _ = flipped(both(4.0, 2.0), short(1, 1), *pools, foreseen=foreseen)
@@ -84,7 +84,7 @@ def test_streams_do_not_count_on_spare_prefill_replicas() -> None:
     assert (to, made) == (Role.DECODE, 1)
 
 
-def test_what_is_gained_is_counted_in_what_replicas_can_do_not_in_their_number() -> None:
+def test_the_gain_of_a_flip_is_counted_in_capacity_and_not_in_replicas() -> None:
     """Who is left does 3.85 replicas' worth of prompts, which is nearly enough; three were not."""
     weak = replace(decode_pool(3, flipped=2), prefill_tokens_per_s=8_500.0)
     to, made, _ = flipped(both(4.0, 1.3), short(0, 1), prefill_pool(3), weak)
@@ -116,12 +116,12 @@ def test_streams_that_become_more_are_met_before_they_are_too_many() -> None:
     assert rising(5.0)[0] == 6.0
 
 
-def test_streams_that_hardly_become_more_or_become_fewer_move_nobody() -> None:
+def test_nearly_constant_streams_cause_no_flip() -> None:
     assert rising(0.5) == []
     assert rising(-1.0) == []
 
 
-def test_what_becomes_known_of_decode_is_no_rise() -> None:
+def test_a_newly_known_decode_capacity_is_no_rise() -> None:
     """Fifty streams all the while; until the third tick it is not known what a replica can do."""
     policy = SloPolicy(FULL)
     for tick in range(10):
@@ -133,7 +133,7 @@ def test_what_becomes_known_of_decode_is_no_rise() -> None:
     assert wants["decode"].inputs["need_rising"] == 0.5
 
 
-def test_what_rises_starts_nobody() -> None:
+def test_a_rising_need_alone_starts_no_replica() -> None:
     """It is known for seconds, and a start takes minutes."""
     policy = SloPolicy(options())
     for tick in range(5):
@@ -144,16 +144,19 @@ def test_what_rises_starts_nobody() -> None:
 
 
 def test_a_roster_stays_as_it_is_when_a_flip_is_only_tried() -> None:
-    roster = PoolAssignment(
+    assignment = PoolAssignment(
         [prefill_pool(3), decode_pool(3)],
         {name: PoolBounds(max=6) for name in ("prefill", "decode")},
     )
-    there = roster.with_flip(Role.PREFILL, 2)
+    there = assignment.with_flip(Role.PREFILL, 2)
     assert (there.effective_replicas(Role.PREFILL), there.effective_replicas(Role.DECODE)) == (
         5.0,
         1.0,
     )
-    assert (roster.effective_replicas(Role.PREFILL), roster.effective_replicas(Role.DECODE)) == (
+    assert (
+        assignment.effective_replicas(Role.PREFILL),
+        assignment.effective_replicas(Role.DECODE),
+    ) == (
         3.0,
         3.0,
     )
@@ -163,7 +166,7 @@ def test_a_roster_stays_as_it_is_when_a_flip_is_only_tried() -> None:
 BOUNDS = {name: PoolBounds(min=1, initial=1, max=8) for name in ("prefill", "decode", "more")}
 
 
-def roster(prefill: int, decode: int, *, away: int = 0, back: int = 0) -> PoolAssignment:
+def assignment(prefill: int, decode: int, *, away: int = 0, back: int = 0) -> PoolAssignment:
     return PoolAssignment(
         [prefill_pool(prefill, flipped=back), decode_pool(decode, flipped=away)], BOUNDS
     )
@@ -178,18 +181,18 @@ def sizes(of: PoolAssignment) -> dict[str, tuple[int, int]]:
 
 
 def test_players_are_a_roles_own_but_for_those_away_and_the_others_guests() -> None:
-    plan = roster(4, 5, away=2, back=1)
+    plan = assignment(4, 5, away=2, back=1)
     assert (plan.whole_replicas(Role.PREFILL), plan.whole_replicas(Role.DECODE)) == (5, 4)
 
 
-def test_who_is_away_comes_home_before_others_leave() -> None:
-    plan = roster(4, 5, back=2)
+def test_flipped_replicas_return_before_others_leave() -> None:
+    plan = assignment(4, 5, back=2)
     assert plan.flip(Role.PREFILL, 3) == 3
     assert sizes(plan) == {"prefill": (4, 0), "decode": (5, 1)}
 
 
-def test_a_role_is_not_left_without_anybody() -> None:
-    plan = roster(1, 3)
+def test_a_role_keeps_at_least_one_replica() -> None:
+    plan = assignment(1, 3)
     assert plan.flip(Role.PREFILL, 9) == 2
     assert plan.whole_replicas(Role.DECODE) == 1
 
@@ -213,7 +216,7 @@ def test_a_pool_of_the_same_shape_is_taken_to_do_as_much_as_the_roles_own() -> N
     assert plan.whole_replicas(Role.PREFILL) == 3
 
 
-def test_nobody_is_sent_to_a_role_of_which_nothing_is_known() -> None:
+def test_no_replica_flips_to_a_role_of_unknown_capacity() -> None:
     unseen = [
         replace(observation, prefill_tokens_per_s=None)
         for observation in (prefill_pool(1), decode_pool(4))
@@ -222,19 +225,19 @@ def test_nobody_is_sent_to_a_role_of_which_nothing_is_known() -> None:
 
 
 def test_growth_fills_a_roles_own_pools_and_then_the_others() -> None:
-    plan = roster(6, 2)
+    plan = assignment(6, 2)
     assert plan.grow(Role.PREFILL, 5) == 0
     assert sizes(plan) == {"prefill": (8, 0), "decode": (5, 0)}
-    assert roster(6, 7).grow(Role.PREFILL, 9) == 6
+    assert assignment(6, 7).grow(Role.PREFILL, 9) == 6
 
 
 def test_own_replicas_are_stopped_before_guests_and_none_below_the_least() -> None:
-    plan = roster(3, 5, away=2)
+    plan = assignment(3, 5, away=2)
     plan.shrink(Role.PREFILL, 3)
     assert sizes(plan) == {"prefill": (1, 0), "decode": (4, 1)}
 
 
-def test_pools_of_other_strength_count_for_what_they_do() -> None:
+def test_pools_of_other_capacity_count_by_it() -> None:
     weak = pool("more", Role.PREFILL, {Role.PREFILL: 4}, speed=0.25)
     plan = PoolAssignment([prefill_pool(2), weak, decode_pool(1)], BOUNDS)
     assert plan.whole_replicas(Role.PREFILL) == 3
@@ -255,8 +258,8 @@ counts = st.integers(1, 8)
     flips=st.integers(0, 9),
     to=st.sampled_from(("prefill", "decode")),
 )
-def test_flips_keep_everybody(prefill: int, decode: int, flips: int, to: str) -> None:
-    plan = roster(prefill, decode, away=decode // 3, back=prefill // 4)
+def test_flips_keep_every_replica(prefill: int, decode: int, flips: int, to: str) -> None:
+    plan = assignment(prefill, decode, away=decode // 3, back=prefill // 4)
     before = plan.whole_replicas(Role(to))
     made = plan.flip(Role(to), flips)
     assert plan.whole_replicas(Role(to)) == before + made
@@ -298,7 +301,7 @@ claims = st.lists(
 
 @settings(max_examples=40)
 @given(claims=claims, budget=st.integers(0, 100))
-def test_the_budget_is_kept_but_for_what_is_not_taken_away(
+def test_the_budget_holds_but_for_replicas_that_are_not_stopped(
     claims: list[GpuClaim], budget: int
 ) -> None:
     granted = apply_gpu_budget(claims, budget)
@@ -326,7 +329,7 @@ def test_the_order_of_pools_does_not_matter(claims: list[GpuClaim], budget: int,
 
 @settings(max_examples=40)
 @given(claims=claims, budget=st.integers(0, 100))
-def test_no_gpus_are_left_that_somebody_could_have(claims: list[GpuClaim], budget: int) -> None:
+def test_no_gpus_are_left_while_a_pool_could_use_them(claims: list[GpuClaim], budget: int) -> None:
     granted = apply_gpu_budget(claims, budget)
     used = sum(
         (granted[claim.pool] + claim.draining_replicas) * claim.gpus_per_replica for claim in claims
@@ -339,13 +342,13 @@ def test_no_gpus_are_left_that_somebody_could_have(claims: list[GpuClaim], budge
 
 @settings(max_examples=40)
 @given(claims=claims)
-def test_enough_gpus_give_everybody_what_is_wanted(claims: list[GpuClaim]) -> None:
+def test_enough_gpus_satisfy_every_pool(claims: list[GpuClaim]) -> None:
     wanted = {claim.pool: claim.desired_replicas for claim in claims}
     assert apply_gpu_budget(claims, None) == wanted
     assert apply_gpu_budget(claims, 1e6) == wanted
 
 
-def test_what_an_operator_said_comes_first() -> None:
+def test_an_operators_override_comes_first() -> None:
     claims = [
         GpuClaim(pool="a", current_replicas=1, desired_replicas=4),
         GpuClaim(pool="b", current_replicas=1, desired_replicas=4, is_overridden=True),
@@ -353,7 +356,7 @@ def test_what_an_operator_said_comes_first() -> None:
     assert apply_gpu_budget(claims, 6) == {"a": 2, "b": 4}
 
 
-def test_what_an_operator_said_is_taken_from_last() -> None:
+def test_an_operators_override_is_reduced_last() -> None:
     claims = [
         GpuClaim(pool="a", current_replicas=3, desired_replicas=3, min_replicas=1),
         GpuClaim(pool="b", current_replicas=3, desired_replicas=3, is_overridden=True),

@@ -78,7 +78,7 @@ def test_the_order_of_pools_does_not_matter(prompts: float, outputs: float, coun
     assert once(asked, *pools, names=names) == once(asked, *reversed(pools), names=names)
 
 
-def test_each_want_says_why_and_from_what() -> None:
+def test_each_desire_has_its_reason_and_its_inputs() -> None:
     want = once(demand(3.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
     assert want.reason is ScalingReason.DEMAND
     assert "prefill needs" in want.detail
@@ -94,7 +94,7 @@ def test_a_pool_that_has_more_than_it_needs_says_how_long_it_is_kept() -> None:
     assert "kept" not in used.detail
 
 
-def test_what_pools_may_not_grow_to_is_told() -> None:
+def test_a_bound_that_limits_a_pool_is_reported() -> None:
     enough = once(demand(10.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
     short = once(demand(30.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
     assert enough.inputs["unmet"] == 0
@@ -140,7 +140,7 @@ def test_pools_of_one_role_alone_do_both() -> None:
     assert alone["decode"].replicas == both["both"].replicas
 
 
-def test_what_the_others_may_not_grow_large_enough_for_goes_to_pools_that_do_both() -> None:
+def test_need_beyond_the_bounds_of_other_pools_goes_to_mixed_pools() -> None:
     names = ("prefill", "decode", "both")
     little = once(demand(3.0, 3.0), prefill_pool(1), decode_pool(1), mixed("both", 1), names=names)
     much = once(demand(30.0, 3.0), prefill_pool(1), decode_pool(1), mixed("both", 1), names=names)
@@ -162,7 +162,7 @@ def test_of_pools_of_one_role_the_one_that_does_most_for_its_gpus_grows() -> Non
     assert wants["strong"].replicas == 3
 
 
-def test_a_pool_of_unknown_capacity_grows_by_one_only_while_somebody_is_late() -> None:
+def test_a_pool_of_unknown_capacity_grows_by_one_only_while_requests_are_late() -> None:
     unknown = mixed("both", 2, strength=None)
     late = ServiceLevel(min_ttft_slack_s=-1.0)
     assert once(demand(9.0, 9.0), unknown, names=("both",))["both"].replicas == 2
@@ -292,7 +292,7 @@ def test_replicas_flip_before_others_are_started() -> None:
     )
 
 
-def test_who_flipped_comes_home_when_the_mix_moves_back() -> None:
+def test_a_flipped_replica_returns_when_the_mix_moves_back() -> None:
     body = SimulatedPools(options())
     body.run(600.0, lambda _: demand(6.0, 1.5))
     body.run(200.0, lambda _: demand(1.5, 5.0))
@@ -301,7 +301,7 @@ def test_who_flipped_comes_home_when_the_mix_moves_back() -> None:
     assert body.roles["prefill"][Role.DECODE] == 0
 
 
-def test_nobody_flips_on_first_sight() -> None:
+def test_no_replica_flips_at_the_first_observation() -> None:
     policy = SloPolicy(options())
     first = policy.desired(observe(0.0, demand(1.0, 5.0), prefill_pool(6), decode_pool(2)))
     assert not first["prefill"].role_flips
@@ -310,7 +310,7 @@ def test_nobody_flips_on_first_sight() -> None:
     assert last["prefill"].role_flips == {Role.DECODE: 4}
 
 
-def test_nobody_flips_back_before_the_dwell_is_over() -> None:
+def test_no_replica_flips_back_before_the_dwell_time_is_over() -> None:
     body = SimulatedPools(options(gpu_budget=9.0))
     body.run(600.0, lambda _: demand(6.0, 1.5))
     body.run(60.0, lambda _: demand(1.5, 5.0))
@@ -325,7 +325,7 @@ def test_nobody_flips_back_before_the_dwell_is_over() -> None:
     assert min(times[Role.PREFILL]) - max(times[Role.DECODE]) >= 120.0
 
 
-def test_nobody_flips_when_that_is_switched_off() -> None:
+def test_no_replica_flips_when_flips_are_off() -> None:
     body = SimulatedPools(options(slo=SloScalingOptions(flips=False)))
     body.run(600.0, lambda _: demand(6.0, 1.5))
     body.run(600.0, lambda _: demand(1.5, 5.0))

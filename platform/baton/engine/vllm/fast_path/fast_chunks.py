@@ -3,7 +3,7 @@
 For each token vLLM makes two or three pydantic models and validates each in Python before it
 becomes JSON. Their content is vLLM's own, and validation takes a tenth of the server's work for a
 token. So the names with which handlers make chunks refer to structs with the same fields, order and
-JSON (`tests/engine/test_quick_chunks.py` compares them). Other uses of a chunk, such as the last
+JSON (`tests/engine/test_fast_chunks.py` compares them). Other uses of a chunk, such as the last
 one with the usage, convert it to vLLM's model.
 """
 

@@ -151,7 +151,7 @@ def test_a_coordinator_that_comes_back_after_a_long_time_counts_as_new() -> None
     assert seen.demand.requests_per_s == 7.0
 
 
-def test_a_coordinator_that_repeats_itself_for_ever_is_missing_for_ever() -> None:
+def test_a_coordinator_that_repeats_its_report_stays_missing() -> None:
     watch = Watch()
     for _ in range(3):
         seen = watch.see(report("a", 0.0, 0), after_s=200.0)
@@ -225,7 +225,7 @@ def test_loads_that_are_too_old_are_missing() -> None:
     assert seen.missing_inputs == ("pool decode: its load reports are 11 s old",)
 
 
-def test_a_pool_that_nobody_sees_any_more_is_missing_while_its_replicas_run() -> None:
+def test_a_pool_that_no_coordinator_reports_is_missing_while_its_replicas_run() -> None:
     watch = Watch()
     states = {"decode": PoolState(role=Role.DECODE, running=2)}
     watch.see(report("a", 0.0), states=states)
@@ -310,7 +310,7 @@ def test_latencies_of_another_version_with_more_edges_or_fewer_are_added_up(buck
     assert seen.service.ttft_p90_s == pytest.approx(LATENCY_BUCKET_BOUNDS_S[10], rel=0.25)
 
 
-def test_who_waits_is_added_up_and_the_worst_slack_counts_for_a_while() -> None:
+def test_queued_requests_add_up_and_the_worst_slack_counts_for_a_while() -> None:
     watch = Watch()
     watch.see(report("a", 0.0))
     seen = watch.see(
@@ -357,7 +357,7 @@ def test_pools_are_seen_once_however_many_coordinators_see_them() -> None:
     assert one.kv_used_fraction == 0.5
 
 
-def test_whoever_knows_the_pools_replicas_is_believed_and_then_the_freshest() -> None:
+def test_the_report_that_knows_the_replicas_wins_and_then_the_freshest() -> None:
     watch = Watch()
     partial = pool(decode=1, oldest_report_age_s=0.0, running_requests=1.0)
     stale = pool(decode=3, oldest_report_age_s=2.0, running_requests=30.0)
@@ -368,14 +368,14 @@ def test_whoever_knows_the_pools_replicas_is_believed_and_then_the_freshest() ->
     assert watch.see(*told, states=states).pools["decode"].running_requests == 1.0
 
 
-def test_replicas_that_run_and_that_nobody_knows_yet_are_starting() -> None:
+def test_running_replicas_that_no_coordinator_knows_are_starting() -> None:
     watch = Watch()
     states = {"decode": PoolState(role=Role.DECODE, running=3, starting=1, draining=2)}
     one = watch.see(report("a", 0.0, pools=(pool(decode=2),)), states=states).pools["decode"]
     assert (one.ready_replicas, one.starting, one.draining) == (2, 2, 2)
 
 
-def test_replicas_that_were_told_to_stop_take_no_work_whatever_coordinators_think() -> None:
+def test_replicas_that_were_told_to_stop_take_no_work_in_any_report() -> None:
     watch = Watch()
     states = {"decode": PoolState(role=Role.DECODE, running=2)}
     told = pool(decode=2, prefill=1, mixed=1)
@@ -398,7 +398,7 @@ def test_the_busy_share_is_of_the_replicas_that_take_work() -> None:
     assert seen.pools["decode"].utilization_fraction == 0.75
 
 
-def test_what_replicas_computed_is_booked_once_whoever_reports_it_and_how_often() -> None:
+def test_computed_work_is_counted_once_however_often_it_is_reported() -> None:
     watch = Watch()
     for at_s, busy_s in ((0.0, 100.0), (2.0, 101.0), (4.0, 103.5), (4.0, 103.5), (6.0, 104.0)):
         told = [report(name, at_s, pools=(pool(busy_s),)) for name in ("a", "b")]
@@ -434,7 +434,7 @@ def test_cold_starts_are_measured_once_any_was_seen() -> None:
     assert seen(6.0, 0, 2, 2) == 4.0
 
 
-def test_what_starts_is_seen_with_how_long_ago_it_was_asked_for() -> None:
+def test_a_starting_replica_is_observed_with_the_age_of_its_start() -> None:
     watch = Watch()
 
     def seen(at_s: float, starting: int, running: int) -> PoolObservation:
@@ -534,7 +534,7 @@ def look(starts: ColdStartTimer, starting: int, working: int, now_s: float) -> N
     starts.observe(starting=starting, running=working, serving=working, now_s=now_s)
 
 
-def test_whoever_was_starting_at_the_first_look_is_not_measured() -> None:
+def test_a_replica_that_starts_at_the_first_look_is_not_measured() -> None:
     starts = ColdStartTimer()
     look(starts, 2, 0, 0.0)
     look(starts, 1, 1, 10.0)
@@ -607,7 +607,7 @@ def test_one_slow_start_does_not_count_for_more_than_one() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.floats(0.0, 100.0)), max_size=30)
 )
-def test_whatever_is_counted_no_start_takes_longer_than_was_looked(
+def test_no_start_takes_longer_than_the_observed_time(
     looks: list[tuple[int, int, float]],
 ) -> None:
     starts, now_s = ColdStartTimer(), 0.0

@@ -65,7 +65,7 @@ def test_the_share_of_broken_streams_is_that_of_lives_drawn_by_chance() -> None:
     )
 
 
-def test_no_stall_breaks_nobody_and_an_endless_one_everybody() -> None:
+def test_a_stall_of_zero_breaks_no_stream_and_an_endless_one_breaks_all() -> None:
     assert broken_fraction(0.0, slack_s=0.01, mean_output_tokens=10) == 0
     assert broken_fraction(1e9, slack_s=0.01, mean_output_tokens=10) == 1
 
@@ -113,7 +113,7 @@ def test_a_prompt_breaks_the_streams_that_cannot_make_up_for_it() -> None:
     assert SloImpact(0.02).expected_misses(cost(running=0), 1600) == 0
 
 
-def test_what_queues_there_anyway_is_not_counted_but_makes_it_worse() -> None:
+def test_queued_prompts_are_no_miss_but_increase_it() -> None:
     alone, behind = cost(), cost(queued_tokens=1600)
     assert SloImpact(0.02).expected_misses(behind) == 0
     assert SloImpact(0.02).expected_misses(behind, 1600) > SloImpact(0.02).expected_misses(
@@ -192,7 +192,7 @@ def test_an_objective_that_is_kept_changes_nothing_in_an_idle_fleet(
         assert aiming == plain
 
 
-def test_what_is_computed_after_a_prefix_was_fetched_breaks_streams_too() -> None:
+def test_computation_after_a_fetched_prefix_breaks_streams_too() -> None:
     holder, target = (
         replica_view(name, load=Load(running_requests=20), supports_prefix_fetch=True)
         for name in ("h", "t")
@@ -407,7 +407,7 @@ def test_streams_take_no_more_than_their_share_of_a_prefill_replica(
     assert (route.reason is RouteReason.DECODE_ON_PREFILL) is stays
 
 
-def test_what_streams_may_take_is_an_option_and_none_is_nothing() -> None:
+def test_the_share_of_streams_on_prefill_is_an_option_and_zero_disables_it() -> None:
     full = replica_view("d0", load=FULL)
     closed = replace(AIMS, decode_on_prefill_fraction=0.0)
     assert deflection_placed(prefill(), full, options=closed).route.decode_replica_id == "d0"
@@ -417,7 +417,7 @@ def test_what_streams_may_take_is_an_option_and_none_is_nothing() -> None:
     assert deflection_placed(taken, full, options=tight).route.decode_replica_id == "d0"
 
 
-def test_others_have_as_many_streams_there_as_the_crowd_says() -> None:
+def test_streams_of_other_coordinators_count_by_the_peer_load_factor() -> None:
     source = prefill(inflight_legs=4, inflight_streams=4)
     around = placement_context(source, replica_view("d0", load=FULL), timings=TIMINGS)
     crowded = evolve(around.fleet, peer_load_factor=4.0)
@@ -474,7 +474,7 @@ def test_one_token_is_not_worth_a_handoff() -> None:
     )
 
 
-def test_what_cannot_be_split_does_not_go_to_the_prefill_pool() -> None:
+def test_an_unsplittable_request_does_not_go_to_the_prefill_pool() -> None:
     query = evolve(DEFLECTION_QUERY, avoid=frozenset({"p0"}))
     assert deflection_placed(prefill(), replica_view("d0", load=FULL), query=query).route.mode is (
         HandoffMode.LOCAL
@@ -540,7 +540,7 @@ def test_prompts_take_no_more_than_their_share_of_a_decode_replica() -> None:
     assert short_or_not(AIMS, 0.11) is RouteReason.LOCAL_FASTER
 
 
-def test_prompts_go_to_a_busy_decode_replica_all_the_same_when_nobody_else_can_take_them() -> None:
+def test_prompts_go_to_a_busy_decode_replica_when_no_other_can_take_them() -> None:
     bounded = replace(AIMS, prefill_on_decode_fraction=0.1)
     timings = replace(TIMINGS, shares={"d0": 0.9})
     route = deflection_placed(replica_view("d0"), options=bounded, timings=timings).route
@@ -608,14 +608,15 @@ def test_where_all_do_both_none_prefills_for_another_though_the_prefill_pool_has
     assert decision.route.reason is RouteReason.NO_PREFILL_REPLICA
 
 
-def around_of(*views: ReplicaView) -> PlacementContext:
+def context_of(*views: ReplicaView) -> PlacementContext:
     return placement_context(*views, timings=TIMINGS)
 
 
 def test_a_mixed_replica_does_not_hand_off_to_itself() -> None:
     source = replica_view("m0", Role.MIXED)
     placer = PredictedPlacer()
-    assert placer.place_decode(DEFLECTION_QUERY, source, around_of(source)) is None
+    assert placer.place_decode(DEFLECTION_QUERY, source, context_of(source)) is None
     assert (
-        placer.place_decode(DEFLECTION_QUERY, source, around_of(source, replica_view("d0"))) == "d0"
+        placer.place_decode(DEFLECTION_QUERY, source, context_of(source, replica_view("d0")))
+        == "d0"
     )

@@ -131,7 +131,7 @@ def test_it_writes_what_vllms_model_writes(
     assert written(make_fast_class(response), make_fast_class(choice), said, **how) == theirs
 
 
-def test_what_was_left_unsaid_is_written_where_that_is_wanted() -> None:
+def test_default_fields_are_written_where_requested() -> None:
     response, choice, _, _ = KINDS["completion"]
     head = {"id": "a", "created": 1, "model": "m"}
     said = (head, [{"index": 0, "text": "t"}], {"system_fingerprint": "f"})
@@ -143,7 +143,7 @@ def test_what_was_left_unsaid_is_written_where_that_is_wanted() -> None:
     )
 
 
-def test_what_json_has_not_is_refused() -> None:
+def test_values_without_json_are_refused() -> None:
     response, *_ = KINDS["completion"]
     with pytest.raises(TypeError, match="a chunk holds a object, expected what JSON has"):
         make_fast_class(response)(choices=[object()]).model_dump_json(exclude_unset=True)

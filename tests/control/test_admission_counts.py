@@ -46,7 +46,7 @@ def world(*, max_queued: int = 16) -> World:
     )
 
 
-def door(at: World) -> dict[tuple[str, str, str], int]:
+def admissions(at: World) -> dict[tuple[str, str, str], int]:
     return {
         (row.slo_class, str(row.outcome), str(row.reason)): row.requests
         for row in at.coordinator.admissions()
@@ -64,24 +64,24 @@ def refuse(
     at.handle(RequestsRejected(error=error, requests=requests, tenant=tenant, slo_class=slo))
 
 
-def test_who_is_placed_at_once_and_who_after_a_wait_are_told_apart() -> None:
+def test_immediate_and_queued_placements_are_counted_separately() -> None:
     at = world()
     at.arrive(request("waits", tenant="free"))
     at.now_s = 0.5
     at.join("m", Role.MIXED)
     at.arrive(request("goes", tenant="lab"))
-    assert door(at) == {
+    assert admissions(at) == {
         ("default", "admitted", "queued"): 1,
         ("batch", "admitted", "immediate"): 1,
     }
 
 
-def test_whoever_is_let_in_is_counted_then_and_not_again_when_it_ends_or_is_resumed() -> None:
+def test_an_admitted_request_is_counted_once_also_when_resumed() -> None:
     at = world()
     at.join_prefill_decode(prefill=1, decode=2)
     for name in ("done", "resumed", "left"):
         at.arrive(request(name))
-    assert door(at) == {("default", "admitted", "immediate"): 3}
+    assert admissions(at) == {("default", "admitted", "immediate"): 3}
     at.cancel("left")
     for leg_id, (where, leg) in tuple(at.legs.items()):
         if leg.request_id == "resumed" and where == "p0":
@@ -89,10 +89,10 @@ def test_whoever_is_let_in_is_counted_then_and_not_again_when_it_ends_or_is_resu
     at.disconnect("d0")
     at.disconnect("d1")
     at.run_to_end()
-    assert door(at) == {("default", "admitted", "immediate"): 3}
+    assert admissions(at) == {("default", "admitted", "immediate"): 3}
 
 
-def test_whoever_is_kept_out_is_counted_with_the_reason() -> None:
+def test_a_rejected_request_is_counted_with_the_reason() -> None:
     at = world(max_queued=2)
     at.arrive(request("first", tenant="lab"))
     at.arrive(request("tired", tenant="free"))
@@ -103,7 +103,7 @@ def test_whoever_is_kept_out_is_counted_with_the_reason() -> None:
     at.arrive(request("over its rate", tenant="slow"))
     at.arrive(request("too grand", tenant="free", slo_class="vip"))
     at.advance(LIMITS.queue_timeout_s)
-    assert door(at) == {
+    assert admissions(at) == {
         ("batch", "evicted", "no_capacity"): 1,
         ("default", "evicted", "no_capacity"): 1,  # the one that was charged
         ("default", "shed", "queue_full"): 1,
@@ -112,12 +112,12 @@ def test_whoever_is_kept_out_is_counted_with_the_reason() -> None:
         ("default", "client_error", "rate_limited"): 1,
         ("default", "client_error", "not_allowed"): 1,
     }
-    assert sum(door(at).values()) == len(at.records)
+    assert sum(admissions(at).values()) == len(at.records)
     barred = {name for name, record in at.records.items() if record.is_client_error}
     assert barred == {"long", "over its rate", "too grand"}
 
 
-def test_the_door_counts_as_many_as_ended_or_are_under_way() -> None:
+def test_admissions_add_up_to_ended_and_running_requests() -> None:
     at = world(max_queued=3)
     for number in range(8):
         at.arrive(request(f"early {number}", tenant="free"))
@@ -125,14 +125,14 @@ def test_the_door_counts_as_many_as_ended_or_are_under_way() -> None:
     for number in range(5):
         at.arrive(request(f"late {number}", tenant="lab"))
     refuse(at, QueueFull("-", 1.0, "full"), requests=4)
-    assert sum(door(at).values()) == 8 + 5 + 4
+    assert sum(admissions(at).values()) == 8 + 5 + 4
     assert len(at.records) + len(at.coordinator.phases()) == 8 + 5
 
 
 # ------------------------------------------------------------------------------- unread
 
 
-def test_who_is_refused_unread_is_a_miss_like_one_that_was_read_and_shed() -> None:
+def test_a_request_rejected_unread_is_a_miss_like_a_shed_one() -> None:
     at = world(max_queued=1)
     at.arrive(request("waits", tenant="free"))
     at.arrive(request("read", tenant="free"))
@@ -145,7 +145,7 @@ def test_who_is_refused_unread_is_a_miss_like_one_that_was_read_and_shed() -> No
     ):
         assert getattr(both, name) == 2 * getattr(read, name), name
     assert (both.evaluated, both.good) == (2, 0)
-    assert door(at) == {("default", "shed", "queue_full"): 2}
+    assert admissions(at) == {("default", "shed", "queue_full"): 2}
 
 
 def test_a_client_error_of_an_unread_request_is_counted_and_is_no_demand() -> None:
@@ -155,10 +155,10 @@ def test_a_client_error_of_an_unread_request_is_counted_and_is_no_demand() -> No
     row = tallies(at)["default", "slow"]
     assert (row.client_errors, row.evaluated, row.shed) == (1, 0, 0)
     assert at.coordinator.report("c", 0.0).demand == before
-    assert door(at) == {("default", "client_error", "rate_limited"): 1}
+    assert admissions(at) == {("default", "client_error", "rate_limited"): 1}
 
 
-def test_who_is_refused_unread_has_asked_for_as_much_as_others_lately() -> None:
+def test_a_request_rejected_unread_counts_recent_average_demand() -> None:
     at = world()
     at.join("m", Role.MIXED)
     at.arrive(request("r", prompt_tokens=40, max_tokens=4))
@@ -175,7 +175,7 @@ def test_who_is_refused_unread_has_asked_for_as_much_as_others_lately() -> None:
     ("tenant", "asked", "served_in"),
     [("free", None, "default"), ("free", "batch", "batch"), ("lab", None, "batch")],
 )
-def test_who_is_refused_unread_counts_in_the_class_that_it_would_have_had(
+def test_a_request_rejected_unread_counts_in_its_class(
     tenant: str, asked: str | None, served_in: str
 ) -> None:
     at = world()
@@ -183,7 +183,7 @@ def test_who_is_refused_unread_counts_in_the_class_that_it_would_have_had(
     assert list(tallies(at)) == [(served_in, tenant)]
 
 
-def test_prompts_that_nobody_read_are_taken_to_be_as_long_as_others_lately() -> None:
+def test_unread_prompts_count_as_long_as_recent_ones() -> None:
     at = World(rules=RULES)
     at.join("m", Role.MIXED)
     at.arrive(request("long", prompt_tokens=1500, tenant="free"))
@@ -196,14 +196,14 @@ def test_prompts_that_nobody_read_are_taken_to_be_as_long_as_others_lately() -> 
     ]
 
 
-def test_who_is_refused_unread_is_counted_as_what_it_was_told_whatever_else_is_wrong() -> None:
+def test_a_request_rejected_unread_is_counted_by_its_first_reason() -> None:
     at = world()
     refuse(at, QueueFull("-", 1.0, "full"), tenant="lab", slo="vip")
     assert tallies(at)["batch", "lab"].shed == 1
-    assert door(at) == {("batch", "shed", "queue_full"): 1}
+    assert admissions(at) == {("batch", "shed", "queue_full"): 1}
 
 
-def test_a_tenant_that_is_not_known_is_whoever_stands_for_it() -> None:
+def test_an_unknown_tenant_counts_as_its_fallback() -> None:
     at = world()
     for number in range(10):
         refuse(at, QueueFull("-", 1.0, "full"), tenant=f"nobody-{number}")

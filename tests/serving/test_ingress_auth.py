@@ -60,7 +60,7 @@ def written(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(str(vars(record)) for record in caplog.records)
 
 
-def test_what_one_request_may_ask_for_is_as_configured() -> None:
+def test_limits_of_one_request_are_as_configured() -> None:
     limits = frontend_limits(
         simulated(
             "admission.max_n=3",
@@ -74,7 +74,7 @@ def test_what_one_request_may_ask_for_is_as_configured() -> None:
     assert (limits.max_tokens, limits.default_max_tokens) == (9, 7)
 
 
-def test_what_a_request_may_bring_along_is_nothing_unless_it_is_said() -> None:
+def test_requests_have_no_capabilities_by_default() -> None:
     assert request_capabilities(simulated()) == RequestCapabilities()
     told = request_capabilities(
         simulated(
@@ -88,7 +88,7 @@ def test_what_a_request_may_bring_along_is_nothing_unless_it_is_said() -> None:
     )
 
 
-async def test_without_tenants_everybody_is_let_in_whatever_they_send() -> None:
+async def test_without_tenants_every_request_is_accepted() -> None:
     door = IngressAuth(simulated())
     await door.start()
     access = door.access(simulated())

@@ -46,7 +46,9 @@ async def until(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
 
 
 @contextmanager
-def stranger(address: str, guard: Callable[[zmq.Socket[bytes]], None]) -> Iterator[RawPeer]:
+def unauthenticated_peer(
+    address: str, guard: Callable[[zmq.Socket[bytes]], None]
+) -> Iterator[RawPeer]:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.ROUTING_ID, b"stranger")
         guard(socket)
@@ -80,7 +82,7 @@ def a_key_of_its_own(socket: zmq.Socket[bytes]) -> None:
 # ---------------------------------------------------------------------- those of the deployment
 
 
-async def test_who_has_the_keys_streams_as_ever() -> None:
+async def test_a_coordinator_with_the_keys_streams_as_usual() -> None:
     async with (
         running_host(link=GUARDED) as (host, engine),
         joined_client(host, link=GUARDED) as (client, log),
@@ -107,14 +109,14 @@ async def test_a_part_as_large_as_may_be_arrives_encrypted_too() -> None:
 
 
 @pytest.mark.parametrize("guard", [no_key, keys_of_another_deployment, a_key_of_its_own])
-async def test_a_stranger_gets_no_session_and_no_word(
+async def test_an_unauthenticated_peer_gets_no_session_and_no_answer(
     guard: Callable[[zmq.Socket[bytes]], None],
 ) -> None:
     async with (
         running_host(link=GUARDED) as (host, engine),
         joined_client(host, link=GUARDED) as (client, log),
     ):
-        with stranger(host.address, guard) as peer:
+        with unauthenticated_peer(host.address, guard) as peer:
             knock(peer, HELLO, codec.encode(frames.Submit(make_leg("theirs"))))
             await until(lambda: host.link_counters.rejected_connections >= 1)
             assert not await asyncio.to_thread(peer.socket.poll, 50)
@@ -137,7 +139,7 @@ async def test_a_stranger_gets_no_session_and_no_word(
     ],
     ids=["garbage", "HTTP", "a command of a terabyte"],
 )  # fmt: skip
-async def test_whoever_does_not_speak_the_protocol_is_hung_up_on(said: bytes) -> None:
+async def test_a_peer_with_another_protocol_is_disconnected(said: bytes) -> None:
     async with (
         running_host(link=GUARDED) as (host, _),
         joined_client(host, link=GUARDED) as (_, log),
@@ -152,7 +154,7 @@ async def test_whoever_does_not_speak_the_protocol_is_hung_up_on(said: bytes) ->
 
 
 @pytest.mark.parametrize("drip", [b"", b"\xff"], ids=["silent", "a byte at a time"])
-async def test_whoever_takes_its_time_is_hung_up_on(drip: bytes) -> None:
+async def test_a_peer_with_a_slow_handshake_is_disconnected(drip: bytes) -> None:
     async with running_host(link=GUARDED) as (host, _):
         reader, writer = await _connected(host)
         began_s = asyncio.get_running_loop().time()
@@ -172,7 +174,7 @@ async def test_whoever_takes_its_time_is_hung_up_on(drip: bytes) -> None:
         await until(lambda: host.link_counters.rejected_connections == 1)
 
 
-async def test_an_impostor_of_a_replica_hears_nothing_and_is_named() -> None:
+async def test_an_impostor_of_a_replica_gets_no_message_and_is_named() -> None:
     link = replace(GUARDED, reconnect_s=0.01, reconnect_max_s=0.02)
     with raw_replica() as (peer, address):
         sessions = SessionIds()
@@ -184,11 +186,11 @@ async def test_an_impostor_of_a_replica_hears_nothing_and_is_named() -> None:
             assert log.events == []
 
 
-async def test_a_socket_with_keys_and_no_gate_lets_nobody_in() -> None:
+async def test_a_socket_with_keys_and_no_authenticator_accepts_no_peer() -> None:
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as replica:
         KEYS.apply_curve(replica)
         port = replica.bind_to_random_port("tcp://127.0.0.1")
-        with stranger(f"tcp://127.0.0.1:{port}", KEYS.apply_curve) as peer:
+        with unauthenticated_peer(f"tcp://127.0.0.1:{port}", KEYS.apply_curve) as peer:
             knock(peer, HELLO)
             assert not await replica.poll(300)
 
@@ -234,7 +236,7 @@ async def recorded(host: ReplicaHost) -> AsyncIterator[tuple[str, Wire]]:
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def test_who_listens_in_reads_no_prompt_and_may_not_say_it_again() -> None:
+async def test_an_eavesdropper_reads_no_prompt_and_cannot_replay_it() -> None:
     async with running_host(link=GUARDED) as (host, engine), recorded(host) as (address, wire):
         async with running_client(link=GUARDED) as (client, log):
             client.connect("decode-1", address)
@@ -263,7 +265,7 @@ async def test_who_listens_in_reads_no_prompt_and_may_not_say_it_again() -> None
 # ---------------------------------------------------------------------- what is said of it
 
 
-async def test_a_hundred_strangers_are_counted_and_told_of_in_one_line(
+async def test_a_hundred_unauthenticated_peers_are_counted_and_logged_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, logger="baton")
@@ -292,7 +294,7 @@ def test_keys_are_read_as_they_were_written_and_are_new_each_time() -> None:
 @pytest.mark.parametrize(
     "kept", [b"", b"\xff", b"{}", b'["a", "b"]', b"[1, 2]", json.dumps([CANARY.decode()]).encode()]
 )
-def test_what_are_no_keys_is_refused_without_being_shown(kept: bytes) -> None:
+def test_invalid_keys_are_refused_without_being_shown(kept: bytes) -> None:
     with pytest.raises(ValueError, match="link key") as caught:
         FleetKeys.from_bytes(kept)
     assert CANARY.decode() not in str(caught.value)

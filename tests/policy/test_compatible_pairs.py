@@ -61,7 +61,9 @@ def mostly_cut_off() -> PlacementContext:
 
 
 @pytest.mark.parametrize("around", [mostly_of_another_layout(), mostly_cut_off()])
-def test_who_can_pull_is_found_among_many_who_cannot(around: PlacementContext) -> None:
+def test_a_target_that_can_receive_is_found_among_many_that_cannot(
+    around: PlacementContext,
+) -> None:
     source = around.fleet.replicas["p00"]
     for seed in SEEDS:
         target = PredictedPlacer(seed=seed).place_decode(query(), source, around)
@@ -85,14 +87,14 @@ def test_who_can_pull_is_found_among_many_who_cannot(around: PlacementContext) -
         ),
     ],
 )
-def test_who_can_hand_over_is_found_among_many_who_cannot(around: PlacementContext) -> None:
+def test_a_source_that_can_send_is_found_among_many_that_cannot(around: PlacementContext) -> None:
     for seed in SEEDS:
         route = placed(around, seed).route
         assert (route.mode, route.decode_replica_id) == (HandoffMode.PULL, "d00")
         assert route.prefill_replica_id in {"old00", "old01"}
 
 
-def test_who_has_failed_the_request_is_not_found_again_by_looking_further() -> None:
+def test_a_replica_that_failed_the_request_is_not_found_by_a_longer_search() -> None:
     around = mostly_of_another_layout()
     source, failed = around.fleet.replicas["p00"], frozenset({"old00"})
     for seed in SEEDS:
@@ -101,7 +103,7 @@ def test_who_has_failed_the_request_is_not_found_again_by_looking_further() -> N
         assert placed(around, seed, item).route.decode_replica_id == "old01"
 
 
-def test_where_nobody_can_do_it_that_is_said() -> None:
+def test_where_no_pair_exists_that_is_said() -> None:
     prefill, decode = pool("p", 20, Role.PREFILL), pool("d", 20, Role.DECODE)
     others = pool("e", 20, Role.DECODE, layout="other")
     apart = placement_context(*prefill, *others)
@@ -120,7 +122,7 @@ class Untouched(FixedLinks):
         return super().transfer_s(source_id, target_id, moved_bytes)
 
 
-def test_where_all_are_alike_nobody_is_looked_up() -> None:
+def test_where_all_are_alike_no_partner_is_looked_up() -> None:
     prefill, decode = pool("p", 20, Role.PREFILL), pool("d", 20, Role.DECODE)
     around = placement_context(*prefill, *decode, links=Untouched())
     for seed in SEEDS:
@@ -128,7 +130,7 @@ def test_where_all_are_alike_nobody_is_looked_up() -> None:
         assert PredictedPlacer(seed=seed).place_decode(query(), prefill[0], around)
 
 
-def test_takers_and_givers_are_those_with_a_partner() -> None:
+def test_senders_and_receivers_are_those_with_a_partner() -> None:
     sources = [*pool("p", 3, Role.PREFILL), *pool("q", 1, Role.PREFILL, layout="other")]
     targets = pool("d", 3, Role.DECODE)
     links = FixedLinks(blocked_pairs=frozenset({("p00", "d00"), ("p00", "d01"), ("p00", "d02")}))

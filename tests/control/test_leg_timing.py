@@ -28,7 +28,7 @@ def say(world: World, leg_id: str, times: LegTimes) -> None:
     world.handle(StepCompleted(replica_id=replica_id, outputs=(output,)))
 
 
-def test_each_leg_is_told_with_where_it_ran_and_what_its_engine_said() -> None:
+def test_each_leg_has_its_replica_and_its_engines_report() -> None:
     world = world_with()
     world.arrive(request("r", max_tokens=2))
     world.now_s = 1.0
@@ -50,7 +50,7 @@ def test_each_leg_is_told_with_where_it_ran_and_what_its_engine_said() -> None:
     assert (second.output_tokens, second.last_output_at_s, second.fetched_tokens) == (2, 1.75, 40)
 
 
-def test_what_an_engine_says_at_the_end_counts_rather_than_what_it_said_first() -> None:
+def test_the_last_report_of_an_engine_replaces_its_first() -> None:
     world = World()
     world.join("m", Role.MIXED)
     world.arrive(request("r", max_tokens=2))
@@ -76,7 +76,7 @@ def test_times_that_make_no_sense_were_not_said(times: LegTimes) -> None:
     assert [leg.engine_times for leg in world.records["r"].legs] == [None, None]
 
 
-def test_a_leg_that_was_lost_is_told_apart_from_the_one_that_went_on() -> None:
+def test_a_lost_leg_is_distinguished_from_its_successor() -> None:
     world = world_with(decode=2)
     world.arrive(request("r", max_tokens=3))
     world.step("r~1")
@@ -120,7 +120,7 @@ def test_a_leg_that_its_engine_refused_is_broken() -> None:
     assert [leg.outcome for leg in world.records["r"].legs] == [LegOutcome.FAILED]
 
 
-def test_who_was_never_placed_has_no_legs() -> None:
+def test_a_request_that_was_never_placed_has_no_legs() -> None:
     world = World()
     world.arrive(request("r"))
     world.cancel("r")

@@ -59,7 +59,7 @@ BASES = {
 
 
 @pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def named_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files that the configurations name; logs stay where they are."""
     monkeypatch.chdir(tmp_path)
     for module in (ingress, replica):
@@ -89,7 +89,7 @@ def replaced(change: KeyChange) -> set[str] | None:
 
 
 @pytest.mark.parametrize("change", all_changes(), ids=str)
-def test_what_is_announced_of_a_change_is_what_becomes_of_it(change: KeyChange) -> None:
+def test_the_announced_effect_of_a_change_is_its_real_one(change: KeyChange) -> None:
     announced = {other.reload for other in diff(change.old, change.new)}
     if Reload.RESTART in announced:
         assert replaced(change) is None
@@ -247,7 +247,7 @@ def kept_by(part: ProcessKind, config: DeploymentConfig) -> set[str]:
 
 @pytest.mark.parametrize("part", list(ProcessKind))
 @pytest.mark.parametrize("base", BASES)
-async def test_who_keeps_a_key_from_its_start_is_built_from_it(
+async def test_a_process_is_built_from_the_keys_it_keeps_from_its_start(
     part: ProcessKind, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would go on by the old value, and nobody would replace it."""
@@ -259,7 +259,7 @@ async def test_who_keeps_a_key_from_its_start_is_built_from_it(
 
 
 @pytest.mark.parametrize("part", list(ProcessKind))
-async def test_nobody_is_replaced_for_a_key_that_it_does_not_read(
+async def test_no_process_is_replaced_for_a_key_that_it_does_not_read(
     part: ProcessKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rolling: set[str] = set()
@@ -279,7 +279,7 @@ def rolls(change: KeyChange) -> bool:
     return reload_class(change.path, change.old) is Reload.ROLLING
 
 
-async def test_a_live_key_is_read_by_who_is_told_of_a_change(
+async def test_a_live_key_is_read_by_the_processes_told_of_a_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = load_text(json.dumps(FULL_CONFIG))
@@ -331,7 +331,7 @@ def undrawn(body: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("of", [ingress_state, controller_state])
-async def test_who_is_told_of_live_changes_is_as_if_it_had_been_started_with_them(
+async def test_live_changes_leave_a_process_as_if_started_with_them(
     base: str, of: Callable[..., Awaitable[dict[str, object]]]
 ) -> None:
     live = [c for c in BY_BASE[base] if takes(c) in {Reload.LIVE, Reload.POOL_SIZE}]

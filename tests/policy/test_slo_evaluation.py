@@ -92,7 +92,7 @@ def test_a_rejected_request_is_a_miss_even_without_objectives(outcome: Phase) ->
     assert not evaluate_slo(ended(outcome), SLO).was_served
 
 
-def test_who_failed_waiting_for_a_first_token_has_waited_for_it() -> None:
+def test_a_request_that_failed_before_its_first_token_has_waited_for_it() -> None:
     assert evaluate_slo(nothing_came(Phase.FAILED, after_s=0.4), SLO).ttft_met
     assert not evaluate_slo(nothing_came(Phase.FAILED, after_s=0.6), SLO).ttft_met
 
@@ -125,7 +125,7 @@ def test_a_client_that_leaves_when_the_next_token_was_due_is_a_miss() -> None:
     )
 
 
-def test_a_client_that_leaves_between_its_first_two_tokens_is_judged_by_that_gap() -> None:
+def test_a_disconnect_between_the_first_two_tokens_is_evaluated_by_that_gap() -> None:
     one = ended(Phase.CANCELLED, output_tokens=1, last_token_at_s=10.5)
     assert evaluate_slo(evolve(one, ended_at_s=10.55), SLO).tpot_met
     assert not evaluate_slo(evolve(one, ended_at_s=10.65), SLO).tpot_met
@@ -161,7 +161,7 @@ SLOS = st.builds(Slo, ttft_s=BOUND, tpot_s=BOUND, itl_p99_s=BOUND)
 
 
 @given(records(), SLOS, st.floats(1.0, 10.0))
-def test_nobody_who_was_good_is_a_miss_by_a_laxer_promise(
+def test_a_looser_objective_makes_no_good_request_a_miss(
     record: RequestRecord, slo: Slo, laxer: float
 ) -> None:
     lax = replace(
@@ -174,7 +174,7 @@ def test_nobody_who_was_good_is_a_miss_by_a_laxer_promise(
 
 
 @given(records(), SLOS)
-def test_a_finished_request_is_judged_by_its_latencies_alone(
+def test_a_finished_request_is_evaluated_by_its_latencies_alone(
     record: RequestRecord, slo: Slo
 ) -> None:
     record = evolve(record, outcome=Phase.FINISHED)
@@ -188,7 +188,7 @@ def test_a_finished_request_is_judged_by_its_latencies_alone(
 
 
 @given(records(), SLOS, st.floats(0.0, 10.0))
-def test_who_leaves_later_with_no_more_tokens_is_never_judged_better(
+def test_a_later_disconnect_without_more_tokens_is_never_evaluated_better(
     record: RequestRecord, slo: Slo, later_s: float
 ) -> None:
     left = evolve(record, outcome=Phase.CANCELLED)
@@ -208,7 +208,7 @@ def test_a_prompt_costs_what_its_uncached_tokens_take_on_all_devices() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, -5])
-def test_what_is_cached_costs_nothing(tokens: int) -> None:
+def test_cached_tokens_take_no_device_time(tokens: int) -> None:
     assert prefill_device_s(TIMING, tokens) == 0.0
 
 
@@ -224,12 +224,12 @@ def test_a_stream_alone_pays_for_whole_steps() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 100))
-def test_what_streams_pay_together_is_what_their_steps_take(streams: int, tokens: int) -> None:
+def test_device_time_of_streams_adds_up_to_that_of_their_steps(streams: int, tokens: int) -> None:
     paid_s = sum(decode_device_s(TIMING, tokens, running=streams) for _ in range(streams))
     assert paid_s == pytest.approx(tokens * TIMING.step_s(running=streams))
 
 
-def test_the_crowd_between_two_reports_is_their_mean_batch() -> None:
+def test_the_batch_between_two_reports_is_their_mean_batch() -> None:
     before = StepTotals(steps=10, decode_steps=10, decode_tokens=40, context_tokens=400)
     after = StepTotals(steps=20, decode_steps=15, decode_tokens=70, context_tokens=1400)
     assert mean_decode_batch(before, after) == (6.0, 200.0)
@@ -244,7 +244,7 @@ def test_the_crowd_between_two_reports_is_their_mean_batch() -> None:
         StepTotals(decode_steps=11, decode_tokens=50, context_tokens=300),
     ],
 )
-def test_where_no_steps_were_counted_or_totals_went_back_there_is_no_crowd(
+def test_without_counted_steps_or_after_a_reset_there_is_no_mean_batch(
     after: StepTotals,
 ) -> None:
     before = StepTotals(decode_steps=10, decode_tokens=40, context_tokens=400)

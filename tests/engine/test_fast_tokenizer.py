@@ -64,7 +64,7 @@ def test_the_ids_are_the_tokenizers(tokenizer: Theirs, texts: list[str], added: 
     assert encode(texts, add_special_tokens=added) == theirs
 
 
-def test_what_others_set_of_the_tokenizer_does_not_cut_anything_off() -> None:
+def test_truncation_set_by_other_users_of_the_tokenizer_cuts_nothing_off() -> None:
     tokenizer = made(pad_token="</s>")  # noqa: S106 - a token of text
     tokenizer("cut", truncation=True, max_length=2, padding="max_length")
     encode = make_fast_encoder(tokenizer)
@@ -73,7 +73,7 @@ def test_what_others_set_of_the_tokenizer_does_not_cut_anything_off() -> None:
     assert encode(["a long text"]) == [tokenizer("a long text", add_special_tokens=False).input_ids]
 
 
-def test_it_is_made_for_what_vllm_makes_of_a_tokenizer(tiny_tokenizer: Theirs) -> None:
+def test_an_encoder_is_made_for_the_tokenizers_of_vllm(tiny_tokenizer: Theirs) -> None:
     cached = get_cached_tokenizer(tiny_tokenizer)
     assert make_fast_encoder(cached) is not None
     maybe_make_thread_pool(cached, 2)
@@ -150,7 +150,7 @@ class Renderer:
         return ids
 
 
-def test_vllm_is_left_what_wants_places_and_what_is_too_long() -> None:
+def test_offsets_and_too_long_texts_are_left_to_vllm() -> None:
     tokenizer = made()
     renderer = Renderer(tokenizer)
     assert install_fast_tokenizer(renderer) is not None

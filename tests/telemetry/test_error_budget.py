@@ -64,7 +64,7 @@ def test_the_parts_of_a_ttft_are_what_engines_said() -> None:
     }
 
 
-def test_what_comes_after_the_first_token_is_no_part_of_the_time_to_it() -> None:
+def test_time_after_the_first_token_is_no_part_of_ttft() -> None:
     (one,) = (leg(LegKind.LOCAL, 100.0, 140.0, first_output_at_s=101.0),)
     parts = ttft_parts(evolve(RECORD, legs=(one,), ended_at_s=140.0))
     assert parts is not None
@@ -107,7 +107,7 @@ def test_slow_gaps_are_told_with_how_many_were_allowed() -> None:
     assert (row["actual_s"], row["slow_gaps"], row["allowed_gaps"]) == (0.7, 2, 3)
 
 
-def test_the_headline_says_whose_it_was_and_how_it_was_judged() -> None:
+def test_the_headline_names_the_tenant_and_the_slo_result() -> None:
     judgement = SloResult(was_served=False, ttft_met=False, tpot_met=True, itl_met=True)
     told = headline(
         evolve(

@@ -140,7 +140,7 @@ ONLY_SOCKETS = pytest.mark.parametrize("frontend", [Frontend], indirect=True)
 ONLY_MET = pytest.mark.parametrize("frontend", [MetFrontend], indirect=True)
 
 
-class Told:
+class HookCalls:
     """What the hooks were told."""
 
     def __init__(self) -> None:
@@ -156,8 +156,8 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def told() -> HookCalls:
+    return HookCalls()
 
 
 @pytest.fixture(params=[Frontend, MetFrontend])
@@ -170,7 +170,7 @@ async def frontend(
 
 
 @pytest.fixture
-async def seam(frontend: Frontend, told: Told) -> AsyncIterator[FleetEngineServer]:
+async def seam(frontend: Frontend, told: HookCalls) -> AsyncIterator[FleetEngineServer]:
     # Bound after the seam has connected, as it happens in a frontend that starts.
     seam = FleetEngineServer(FACTS, told.hooks(), FixedClock())
     await seam.start(*frontend.addresses)
@@ -185,7 +185,7 @@ async def seam(frontend: Frontend, told: Told) -> AsyncIterator[FleetEngineServe
 
 
 async def test_an_added_request_reaches_the_hook(
-    seam: FleetEngineServer, frontend: Frontend, told: Told
+    seam: FleetEngineServer, frontend: Frontend, told: HookCalls
 ) -> None:
     await frontend.add("a")
     assert await frontend.nothing_more()
@@ -198,7 +198,7 @@ async def test_an_added_request_reaches_the_hook(
 
 
 async def test_adapters_are_taken_in_without_a_word_to_any_engine(
-    frontend: Frontend, told: Told
+    frontend: Frontend, told: HookCalls
 ) -> None:
     seam = FleetEngineServer(replace(FACTS, adapters=2), told.hooks(), FixedClock())
     await seam.start(*frontend.addresses)
@@ -232,7 +232,7 @@ async def test_deliveries_of_one_step_are_one_message(
 
 
 async def test_an_output_that_cannot_be_read_ends_its_own_request_only(
-    seam: FleetEngineServer, frontend: Frontend, told: Told
+    seam: FleetEngineServer, frontend: Frontend, told: HookCalls
 ) -> None:
     """An engine of another vLLM has written it, as in the midst of an upgrade."""
     for request_id in "abc":
@@ -273,7 +273,7 @@ async def test_a_failure_rides_on_the_last_output(
 
 
 async def test_an_abort_tells_the_hook_once_and_ends_the_stream(
-    seam: FleetEngineServer, frontend: Frontend, told: Told
+    seam: FleetEngineServer, frontend: Frontend, told: HookCalls
 ) -> None:
     await frontend.add("a")
     await frontend.abort("a", "never-heard-of")
@@ -298,7 +298,7 @@ async def test_questions_are_answered_and_unknown_ones_refused(
 
 @pytest.mark.parametrize("changes", [{"sampling_params": None}, {"resumable": True}])
 async def test_a_request_that_cannot_be_run_is_answered_with_an_error(
-    seam: FleetEngineServer, frontend: Frontend, told: Told, *, changes: dict[str, object]
+    seam: FleetEngineServer, frontend: Frontend, told: HookCalls, *, changes: dict[str, object]
 ) -> None:
     await frontend.add("a", **changes)
     (output,) = (await frontend.receive()).outputs
@@ -320,7 +320,7 @@ async def test_a_request_that_cannot_be_read_is_answered_with_an_error(
 
 
 async def test_a_request_that_the_hook_chokes_on_is_answered_with_an_error(
-    seam: FleetEngineServer, frontend: Frontend, told: Told
+    seam: FleetEngineServer, frontend: Frontend, told: HookCalls
 ) -> None:
     def choke(_request: Request) -> None:
         raise RuntimeError("full")
@@ -372,7 +372,7 @@ async def test_a_failure_comes_after_the_tokens_before_it(
 
 
 async def test_a_frontend_that_stops_reading_is_not_buffered_for_without_end(
-    told: Told, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    told: HookCalls, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
     folder = tmp_path_factory.mktemp("z")
@@ -389,8 +389,8 @@ async def test_a_frontend_that_stops_reading_is_not_buffered_for_without_end(
     await seam.close()
 
 
-async def test_after_what_a_frontend_has_missed_it_is_told_nothing_and_is_broken(
-    told: Told, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+async def test_after_a_missed_message_a_frontend_gets_nothing_and_is_broken(
+    told: HookCalls, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream that goes on after a hole would end as if it were whole."""
     monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
@@ -421,8 +421,8 @@ async def test_after_what_a_frontend_has_missed_it_is_told_nothing_and_is_broken
     slow.close()
 
 
-async def test_what_a_frontend_was_too_slow_for_is_sent_in_order_once_it_reads(
-    told: Told, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+async def test_messages_to_a_slow_frontend_arrive_in_order_once_it_reads(
+    told: HookCalls, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
     slow = Frontend(tmp_path_factory.mktemp("z"))
@@ -441,7 +441,7 @@ async def test_what_a_frontend_was_too_slow_for_is_sent_in_order_once_it_reads(
 
 @ONLY_MET
 async def test_the_request_of_a_client_that_is_met_stays_as_it_was(
-    seam: FleetEngineServer, frontend: MetFrontend, told: Told
+    seam: FleetEngineServer, frontend: MetFrontend, told: HookCalls
 ) -> None:
     own = engine_request(
         "a",
@@ -458,7 +458,7 @@ async def test_the_request_of_a_client_that_is_met_stays_as_it_was(
 
 @ONLY_MET
 async def test_a_request_of_a_client_that_is_met_which_no_message_can_carry_is_refused_to_it(
-    seam: FleetEngineServer, frontend: MetFrontend, told: Told
+    seam: FleetEngineServer, frontend: MetFrontend, told: HookCalls
 ) -> None:
     with pytest.raises(OverflowError):
         await frontend.add("a", sampling_params=SamplingParams(seed=2**70))

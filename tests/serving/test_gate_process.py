@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no executable haproxy w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
+class PublicGate:
     """A gate at a public port."""
 
     gate: GateProcess
@@ -61,9 +61,9 @@ class Front:
 
 
 @asynccontextmanager
-async def front(
+async def public_gate(
     folder: Path, tls: TlsConfig | None = None, *, port: int = 0, name: str = "one"
-) -> AsyncIterator[Front]:
+) -> AsyncIterator[PublicGate]:
     """A gate that lets everybody in, as an ingress starts it."""
     assert HAPROXY is not None
     own = folder / name
@@ -89,7 +89,7 @@ async def front(
         ports = [listening_socket.getsockname()[1] for listening_socket in (public, asked)]
         public.close()  # as the ingress does: the listener is the gate's alone
         try:
-            yield Front(gate=gate, folder=own, port=ports[0], asked=ports[1])
+            yield PublicGate(gate=gate, folder=own, port=ports[0], asked=ports[1])
         finally:
             await gate.close()
 
@@ -100,10 +100,10 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield made
 
 
-async def test_it_goes_by_what_it_was_told_from_its_first_connection_on(
+async def test_the_configuration_holds_from_the_first_connection_on(
     folder: Path, client: httpx.AsyncClient
 ) -> None:
-    async with front(folder) as made:
+    async with public_gate(folder) as made:
         answer = await client.post(made.url(CHAT), content=b"{}")
         assert answer.json()["headers"]["x-request-id"].endswith("~h-nobody~")
         assert (await client.get(made.url("/health"))).status_code == 200
@@ -112,7 +112,7 @@ async def test_it_goes_by_what_it_was_told_from_its_first_connection_on(
 async def test_where_serve_asks_for_its_replica_nothing_else_is_to_be_had(
     folder: Path, client: httpx.AsyncClient
 ) -> None:
-    async with front(folder) as made:
+    async with public_gate(folder) as made:
         base = f"http://127.0.0.1:{made.asked}"
         assert (await client.get(f"{base}/-/healthz")).text == "success"
         for path in ("/health", "/v1/models", CHAT):
@@ -122,12 +122,12 @@ async def test_where_serve_asks_for_its_replica_nothing_else_is_to_be_had(
 async def test_gates_of_a_deployment_share_the_port_and_one_that_drains_gets_no_more(
     folder: Path,
 ) -> None:
-    async with front(folder) as old, front(folder, port=old.port, name="two") as new:
+    async with public_gate(folder) as old, public_gate(folder, port=old.port, name="two") as new:
         assert len(old.pids()) == 2
         slow = asyncio.create_task(_post(old, ("x-pause-s", "2")))
-        held = [await _under_way(old), await _under_way(new)]
+        held = [await _in_flight(old), await _in_flight(new)]
         while not any(held):
-            held = [await _under_way(old), await _under_way(new)]
+            held = [await _in_flight(old), await _in_flight(new)]
         drained, other = (old, new) if held[0] else (new, old)
         draining = asyncio.create_task(drained.gate.drain())
         while len(await _listeners(old)) == 2:
@@ -139,17 +139,17 @@ async def test_gates_of_a_deployment_share_the_port_and_one_that_drains_gets_no_
         await asyncio.wait_for(draining, 20)
 
 
-async def _post(made: Front, *headers: tuple[str, str]) -> httpx.Response:
+async def _post(made: PublicGate, *headers: tuple[str, str]) -> httpx.Response:
     async with httpx.AsyncClient(timeout=20, trust_env=False) as one:
         return await one.post(made.url(CHAT), content=b"{}", headers=list(headers))
 
 
-async def _listeners(made: Front) -> set[int]:
+async def _listeners(made: PublicGate) -> set[int]:
     await asyncio.sleep(0.01)
     return made.pids()
 
 
-async def _under_way(made: Front) -> int:
+async def _in_flight(made: PublicGate) -> int:
     await asyncio.sleep(0.01)
     return await made.gate._in_flight_requests()
 
@@ -157,7 +157,7 @@ async def _under_way(made: Front) -> int:
 async def test_a_gate_is_known_to_the_next_one_of_its_deployment_and_to_no_other(
     folder: Path,
 ) -> None:
-    async with front(folder) as made:
+    async with public_gate(folder) as made:
         with open_gate_socket(EVERYWHERE, made.port, DEPLOYMENT):
             pass
         (pid,) = made.pids()
@@ -165,14 +165,14 @@ async def test_a_gate_is_known_to_the_next_one_of_its_deployment_and_to_no_other
             open_gate_socket(EVERYWHERE, made.port, "session_2/baton")
 
 
-async def test_who_started_the_deployment_may_hold_the_port(
+async def test_the_process_that_started_the_deployment_may_hold_the_port(
     folder: Path, client: httpx.AsyncClient
 ) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with reserve_port(EVERYWHERE, port):
-        async with front(folder, port=port) as made:
+        async with public_gate(folder, port=port) as made:
             for _ in range(5):
                 assert (await client.get(made.url("/health"))).status_code == 200
 
@@ -182,7 +182,7 @@ async def test_who_started_the_deployment_may_hold_the_port(
 
 async def test_clients_come_by_tls_and_not_in_clear(folder: Path) -> None:
     pair = make_key_pair(folder, "server")
-    async with front(folder, pair.tls()) as made:
+    async with public_gate(folder, pair.tls()) as made:
         trusted = pair.client_context()
         async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
             url = made.url(CHAT, scheme="https")
@@ -196,7 +196,7 @@ async def test_clients_without_the_wanted_certificate_are_refused_but_for_health
     folder: Path,
 ) -> None:
     pair, known, other = (make_key_pair(folder, name) for name in ("server", "client", "other"))
-    async with front(folder, pair.tls(client_ca_file=str(known.cert))) as made:
+    async with public_gate(folder, pair.tls(client_ca_file=str(known.cert))) as made:
         url, health = (made.url(path, scheme="https") for path in (CHAT, "/health"))
         shown, unknown = pair.client_context(), pair.client_context()
         shown.load_cert_chain(known.cert, known.key)
@@ -218,7 +218,7 @@ async def test_keys_from_other_machines_are_not_taken_in_clear(
     folder: Path, client: httpx.AsyncClient
 ) -> None:
     there = address_of_this_machine()
-    async with front(folder, TlsConfig(required=True)) as made:
+    async with public_gate(folder, TlsConfig(required=True)) as made:
         for key in ({"authorization": "Bearer sk-baton-x"}, {"x-api-key": "sk-baton-x"}):
             assert (await client.post(made.url(CHAT), headers=key)).status_code == 200
             refused = await client.post(made.url(CHAT, host=there), headers=key)
@@ -229,7 +229,7 @@ async def test_keys_from_other_machines_are_not_taken_in_clear(
 
 async def test_a_renewed_certificate_is_shown_without_a_restart(folder: Path) -> None:
     pair, renewed = make_key_pair(folder, "server"), make_key_pair(folder, "renewed")
-    async with front(folder, pair.tls()) as made:
+    async with public_gate(folder, pair.tls()) as made:
         own = made.folder
         watch = CertificateWatch(pair.tls(), certificate_path(own), lambda: [own / "gate.sock"])
         before = await asyncio.to_thread(serial_at, made.port)
@@ -239,7 +239,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(folder: Path) ->
         assert await asyncio.to_thread(serial_at, made.port) != before
 
 
-def test_what_comes_in_clear_is_guarded_by_nothing_more(folder: Path) -> None:
+def test_a_port_without_tls_has_no_certificate_options(folder: Path) -> None:
     text = render_gate_config(_settings(folder))
     assert "bind fd@5\n" in text
     assert "ssl" not in text
@@ -260,8 +260,8 @@ def _settings(folder: Path) -> GateSettings:
     )
 
 
-async def test_who_is_refused_is_told_before_its_body_has_come(folder: Path) -> None:
-    async with front(folder) as made:
+async def test_a_rejected_request_is_answered_before_its_body_has_come(folder: Path) -> None:
+    async with public_gate(folder) as made:
         await made.gate.set_state({})
         assert b" 401 " in await _first_line(made, within_s=5)
 
@@ -269,11 +269,11 @@ async def test_who_is_refused_is_told_before_its_body_has_come(folder: Path) -> 
 async def test_a_body_that_does_not_come_is_not_waited_for_any_longer_than_a_head(
     folder: Path,
 ) -> None:
-    async with front(folder) as made:
+    async with public_gate(folder) as made:
         assert b" 408 " in await _first_line(made, within_s=20)
 
 
-async def _first_line(made: Front, *, within_s: float) -> bytes:
+async def _first_line(made: PublicGate, *, within_s: float) -> bytes:
     """Of the answer to a request of whose body half has come."""
     reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
     writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: h\r\ncontent-length: 4\r\n\r\nab".encode())

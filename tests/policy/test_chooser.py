@@ -49,7 +49,7 @@ def decide(
     return decision
 
 
-class Asked:
+class RecordingChooser:
     """A chooser that remembers what it was asked and always takes the last candidate."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def test_prefill_and_decode_go_to_their_pools() -> None:
     assert (decision.policy, decision.options_considered, decision.at_s) == ("mine", 1, 0.0)
 
 
-def test_an_empty_fleet_and_a_draining_fleet_are_told_apart() -> None:
+def test_an_empty_fleet_and_a_draining_fleet_are_distinguished() -> None:
     leaving = [replica_view("d", D, draining=True)]
     assert placer().place(QUERY, placement_context()) == NoRoute(reason=NoRouteReason.NO_REPLICA)
     assert placer().place(QUERY, placement_context(*leaving)) == NoRoute(
@@ -147,7 +147,7 @@ def test_an_empty_fleet_and_a_draining_fleet_are_told_apart() -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, RouteReason) else "",
 )
-def test_what_cannot_be_split_runs_on_one_replica_and_says_why(
+def test_an_unsplittable_request_runs_on_one_replica_with_the_reason(
     views: list[ReplicaView], query: PlacementQuery, preference: Disaggregate, reason: RouteReason
 ) -> None:
     route = decide(views, query, by=placer(preference)).route
@@ -190,7 +190,7 @@ def test_the_reported_load_of_others_counts(load: Load) -> None:
 
 
 def test_a_chooser_is_asked_once_for_each_leg_and_decode_is_chosen_at_the_handoff() -> None:
-    asked = Asked()
+    asked = RecordingChooser()
     views = [replica_view(replica_id, P) for replica_id in ("p1", "p2")] + [
         replica_view(replica_id, D) for replica_id in ("d1", "d2")
     ]
@@ -203,14 +203,14 @@ def test_a_chooser_is_asked_once_for_each_leg_and_decode_is_chosen_at_the_handof
 
 
 def test_a_mixed_fleet_is_asked_for_a_local_leg() -> None:
-    asked = Asked()
+    asked = RecordingChooser()
     decision = decide([replica_view("a", M), replica_view("b", M)], by=placer(chooser=asked))
     assert decision.route.decode_replica_id == "b"
     assert asked.questions == [(LegKind.LOCAL, ["a", "b"])]
 
 
 def test_of_mixed_and_decode_replicas_the_least_loaded_says_which_kind_is_chosen_from() -> None:
-    asked = Asked()
+    asked = RecordingChooser()
     views = [
         replica_view("p", P),
         replica_view("d", D, inflight_legs=1),
@@ -310,7 +310,7 @@ def test_a_decision_after_a_failure_is_the_choosers_own_again() -> None:
 
 
 @given(fleets, queries, preferences, some_links, answers)
-def test_whatever_a_chooser_says_a_route_names_only_replicas_that_take_work(
+def test_a_route_names_only_replicas_that_take_work_for_every_chooser(
     views: list[ReplicaView],
     query: PlacementQuery,
     preference: Disaggregate,
@@ -344,7 +344,7 @@ def test_the_order_of_replicas_does_not_matter(
 
 
 @given(fleets, queries, some_links)
-def test_what_is_handed_off_fits_both_replicas_and_their_link(
+def test_a_handoff_fits_both_replicas_and_their_link(
     views: list[ReplicaView], query: PlacementQuery, links: FixedLinks
 ) -> None:
     around = placement_context(*views, links=links)
@@ -374,7 +374,7 @@ def test_more_load_never_attracts_a_request(views: list[ReplicaView]) -> None:
 
 
 @given(fleets, some_links)
-def test_blocks_are_decoded_and_released_by_somebody_else_of_the_same_layout(
+def test_blocks_are_decoded_and_released_by_another_replica_of_the_layout(
     views: list[ReplicaView], links: FixedLinks
 ) -> None:
     around = placement_context(*views, links=links)
@@ -422,7 +422,7 @@ def test_the_same_seed_gives_the_same_routes() -> None:
 
 
 # ---------- policies that know nothing of prompts
-def test_round_robin_gives_everyone_a_turn_for_each_kind_of_leg() -> None:
+def test_round_robin_takes_each_replica_in_turn_for_each_kind_of_leg() -> None:
     chooser, all_three = RoundRobin(), [candidate(replica_id) for replica_id in "abc"]
     assert [choose(chooser, *all_three) for _ in range(5)] == list("abcab")
     assert choose(chooser, *all_three, kind=LegKind.PREFILL) == "a"

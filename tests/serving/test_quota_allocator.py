@@ -62,7 +62,7 @@ def rates(ingresses: Ingresses) -> dict[str, float]:
     return {name: entry["acme"].requests_per_s or 0.0 for name, entry in ingresses.shares.items()}
 
 
-async def test_who_is_asked_for_more_gets_more() -> None:
+async def test_an_ingress_with_more_demand_gets_more() -> None:
     ingresses = Ingresses("a", "b")
     desk = QuotaAllocator([ACME], ingresses.send)
     await desk.on_tick(ingresses.looks({"a": 200.0, "b": 0.0}))
@@ -70,14 +70,14 @@ async def test_who_is_asked_for_more_gets_more() -> None:
     assert sum(rates(ingresses).values()) <= LIMIT * 1.0001
 
 
-async def test_without_limits_nobody_is_told_anything() -> None:
+async def test_without_limits_no_share_is_sent() -> None:
     ingresses = Ingresses("a", "b")
     desk = QuotaAllocator([Tenant(name="acme")], ingresses.send)
     await desk.on_tick(ingresses.looks({"a": 200.0, "b": 0.0}))
     assert ingresses.sent == []
 
 
-async def test_what_is_in_force_is_not_sent_again() -> None:
+async def test_an_unchanged_share_is_not_sent_again() -> None:
     ingresses = Ingresses("a", "b")
     desk = QuotaAllocator([ACME], ingresses.send)
     await desk.on_tick(ingresses.looks({"a": 200.0, "b": 20.0}))
@@ -88,7 +88,7 @@ async def test_what_is_in_force_is_not_sent_again() -> None:
     assert rates(ingresses)["b"] == 25.0
 
 
-async def test_nobody_gets_what_another_has_not_given_back() -> None:
+async def test_no_ingress_gets_a_share_that_another_has_not_returned() -> None:
     ingresses = Ingresses("a", "b")
     desk = QuotaAllocator([ACME], ingresses.send)
     await desk.on_tick(ingresses.looks({"a": 200.0, "b": 0.0}))
@@ -101,7 +101,7 @@ async def test_nobody_gets_what_another_has_not_given_back() -> None:
     assert rates(ingresses)["b"] > rates(ingresses)["a"]
 
 
-async def test_what_one_had_that_is_gone_is_dealt_out_again() -> None:
+async def test_the_share_of_a_removed_ingress_is_given_out_again() -> None:
     ingresses = Ingresses("a", "b")
     desk = QuotaAllocator([ACME], ingresses.send)
     await desk.on_tick(ingresses.looks({"a": 200.0, "b": 100.0}))
@@ -111,7 +111,7 @@ async def test_what_one_had_that_is_gone_is_dealt_out_again() -> None:
     assert desk.accepted.keys() == {"b"}
 
 
-async def test_a_new_desk_never_gives_out_what_an_ingress_still_has() -> None:
+async def test_a_new_allocator_never_gives_out_a_share_that_is_still_in_use() -> None:
     ingresses = Ingresses("a", "b")
     # `a` is heard first, so that it is raised before `b` has given anything back.
     await QuotaAllocator([ACME], ingresses.send).on_tick(ingresses.looks({"a": 0.0, "b": 200.0}))
@@ -121,7 +121,7 @@ async def test_a_new_desk_never_gives_out_what_an_ingress_still_has() -> None:
     assert rates(ingresses) == {"a": 50.0, "b": 50.0}
 
 
-async def test_who_is_not_told_anything_has_what_it_had() -> None:
+async def test_an_ingress_without_a_message_keeps_its_share() -> None:
     own = IngressShares("a")
     share = QuotaShare(5.0, None, None)
     assert own.update({"a": {"acme": share}}, at_most=False) == {"acme": share}
@@ -146,7 +146,7 @@ _ROUND = st.tuples(
 
 
 @given(rounds=st.lists(_ROUND, max_size=6))
-async def test_shares_never_add_up_to_more_than_the_limit_whoever_is_deaf(
+async def test_shares_never_add_up_to_more_than_the_limit_when_messages_are_lost(
     rounds: list[tuple[dict[str, float], frozenset[str]]],
 ) -> None:
     ingresses = Ingresses(*_NAMES)

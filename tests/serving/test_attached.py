@@ -98,7 +98,7 @@ class _Broadcasts:
         ),
     ],
 )
-def test_what_is_not_deployed_yet_is_told_from_what_a_replica_trips_over(
+def test_a_missing_deployment_differs_from_an_error_of_a_replica(
     monkeypatch: pytest.MonkeyPatch, error: Exception, wanted: type[Exception], match: str
 ) -> None:
     handle = _Broadcasts(error)
@@ -162,7 +162,7 @@ def test_where_two_run_another_address_is_neither() -> None:
         local_state("127.0.0.1:3")
 
 
-class Asked(AttachedCluster):
+class AnsweringCluster(AttachedCluster):
     """Answers without anybody to ask."""
 
     def query(self, deployment: str, method: str, *arguments: object) -> list[object]:
@@ -185,7 +185,7 @@ def test_a_status_says_how_far_the_last_rollout_is_where_that_is_known(
 ) -> None:
     monkeypatch.setattr("baton.serving.operator.attached.load", lambda _name: note)
     monkeypatch.setattr("baton.serving.operator.attached.unix_time_s", lambda: 12.0)
-    assert Asked(None).status().get("rollout") == told
+    assert AnsweringCluster(None).status().get("rollout") == told
 
 
 def test_a_store_that_does_not_answer_costs_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_a_store_that_does_not_answer_costs_no_status(monkeypatch: pytest.Monkey
         raise ConnectionError("no store")
 
     monkeypatch.setattr("baton.serving.operator.attached.load", gone)
-    assert "rollout" not in Asked(None).status()
+    assert "rollout" not in AnsweringCluster(None).status()
 
 
 # -------------------------------------------------------------------- the demonstration
@@ -259,7 +259,7 @@ def test_without_a_success_there_are_no_times() -> None:
     assert (figures["ok"], figures["ttft_p50_s"]) == (0, None)
 
 
-def test_progress_names_each_deployment_and_what_it_still_does() -> None:
+def test_progress_names_each_deployment_and_its_remaining_work() -> None:
     deployments = {
         "decode": SimpleNamespace(replica_states={"RUNNING": 1, "STARTING": 1, "STOPPING": 0}),
         "ingress": SimpleNamespace(replica_states={"RUNNING": 1, "STOPPING": 1}),
@@ -371,14 +371,14 @@ def test_an_address_that_is_none_is_refused_with_the_file() -> None:
         simulated("cluster.address=x")
 
 
-def test_a_configuration_is_applied_to_where_it_runs_whatever_it_says_of_that() -> None:
+def test_a_configuration_is_applied_where_it_runs_and_not_where_it_says() -> None:
     live = simulated("cluster.address=10.0.0.2:6379", "cluster.allow_open=true")
     wanted = with_live_cluster(simulated("slo.default.ttft=3s"), live)
     assert wanted.cluster == live.cluster
     assert wanted.slo != live.slo
 
 
-def test_what_only_a_cluster_of_batons_own_can_do_is_said_before_it_is_joined() -> None:
+def test_features_of_batons_own_clusters_are_refused_before_joining_another() -> None:
     gate = ("server.api_server=rust", "server.listener=ingress")
     wanted = simulated("security.tls={cert_file: a.pem, key_file: b.pem}", *gate)
     with pytest.raises(PreflightFailed, match=r"speaks no TLS") as raised:
@@ -536,13 +536,13 @@ def test_the_script_runs_in_a_plain_shell(state: ClusterState, tmp_path: Path) -
     assert done.stdout == f"s3cret it's two words {words}\n"
 
 
-def test_nobody_joins_a_cluster_that_listens_on_loopback(state: ClusterState) -> None:
+def test_no_node_joins_a_cluster_that_listens_on_loopback(state: ClusterState) -> None:
     alone = replace(state, address="127.0.0.1:6379")
     with pytest.raises(CannotJoin, match=r"only this machine reaches it") as raised:
         join_instructions(alone, labels=(), node_address=None)
     assert "cluster.node_address" in raised.value.remedy
 
 
-def test_what_is_kept_is_its_owners_alone(state: ClusterState) -> None:
+def test_stored_files_are_readable_by_their_owner_alone(state: ClusterState) -> None:
     (kept,) = Path(state.run_dir).glob("joining.json")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600

@@ -27,7 +27,7 @@ async def test_a_loop_that_takes_over_holds_still_until_it_has_seen_a_whole_wind
     assert world.fleet.calls == [("decode", 5)]
 
 
-async def test_time_in_which_an_ingress_was_silent_was_not_watched() -> None:
+async def test_time_with_an_unresponsive_ingress_was_not_watched() -> None:
     world = await took_over(plan(decode=5))
     world.fleet.unresponsive = ("ingress: no answer to 'report' within 2 s",)
     await world.tick(20)

@@ -48,7 +48,7 @@ SIMULATED = (
 )
 
 
-class Judgement(NamedTuple):
+class CheckCase(NamedTuple):
     """What is found of a machine and a configuration; `FOLDER` is that of the test."""
 
     name: str
@@ -81,7 +81,7 @@ def port(listener: PortListener | None) -> PortFact:
     return PortFact(key="server.port", host="127.0.0.1", port=80, free=False, listener=listener)
 
 
-def test_a_machine_that_has_everything_is_silent(tmp_path: Path) -> None:
+def test_a_machine_that_has_everything_passes_every_check(tmp_path: Path) -> None:
     assert {check.status for check in start_checks(config(tmp_path), GOOD)} == {PASS}
 
 
@@ -93,85 +93,85 @@ TWO_GPUS = [
     for key in ("resources.gpus", "parallel.tp")
 ]
 JUDGEMENTS = [
-    Judgement(
+    CheckCase(
         "ports", FAIL, (), {"ports": (port(PortListener(pid=17, program="nginx")),)},
         "127.0.0.1:80 (server.port) is held by nginx (pid 17)",
         "stop it, or set server.port to another",
     ),
-    Judgement(
+    CheckCase(
         "ports", FAIL, (), {"ports": (port(PortListener(pid=None)),)},
         "another user's process", "stop it",
     ),
-    Judgement("ports", FAIL, (), {"ports": (port(None),)}, "not this machine's", "stop it"),
-    Judgement(
+    CheckCase("ports", FAIL, (), {"ports": (port(None),)}, "not this machine's", "stop it"),
+    CheckCase(
         "model", FAIL, ("model.source=FOLDER/nowhere",), {},
         "models.nowhere.source: FOLDER/nowhere does not exist", "give the directory of a model",
     ),
-    Judgement(
+    CheckCase(
         "model", FAIL, ("model.source=FOLDER/weights.bin",), {},
         "is not a directory", "its id on the hub",
     ),
-    Judgement("model", PASS, ("model.source=meta-llama/Llama-3.1-8B-Instruct",), {}),
-    Judgement("model", PASS, ("model.source=tiny",), {}),
-    Judgement(
+    CheckCase("model", PASS, ("model.source=meta-llama/Llama-3.1-8B-Instruct",), {}),
+    CheckCase("model", PASS, ("model.source=tiny",), {}),
+    CheckCase(
         "memory", FAIL, ("pools.prefill.replicas.initial=2",),
         {"available_memory_bytes": 2 * GIB},
         "not enough memory: about", "lower engine.kv_cache or replicas.initial",
     ),
-    Judgement(
+    CheckCase(
         "versions", FAIL, (), {"versions": {**GOOD.versions, "vllm": None, "nixl": None}},
         "got ray 2.60.0, vllm missing, nixl missing, torch 2.13.0+cpu",
         f"install vllm and nixl: {pip_install_engine()}",
     ),
-    Judgement("versions", PASS, (), {"versions": GPU_VERSIONS}),
-    Judgement(
+    CheckCase("versions", PASS, (), {"versions": GPU_VERSIONS}),
+    CheckCase(
         "API arguments", FAIL, ("model.api={reasoning_effort_map: {xhigh: high}}",), {},
         "models.tiny.api.reasoning_effort_map: got vllm 0.32.0, expected 0.33 or later",
         "remove it, or install that",
     ),
-    Judgement(
+    CheckCase(
         "API arguments", PASS, ("model.api={reasoning_effort_map: {xhigh: high}}",),
         {"versions": GPU_VERSIONS},
     ),
-    Judgement(
+    CheckCase(
         "GPUs", FAIL, TWO_GPUS, {"gpus": 3},
         "the pools ask for 4 GPUs to start with, 3 are there", "or add GPUs",
     ),
-    Judgement("GPUs", PASS, TWO_GPUS, {"gpus": 4}),
-    Judgement(
+    CheckCase("GPUs", PASS, TWO_GPUS, {"gpus": 4}),
+    CheckCase(
         "GPU driver", FAIL, (GPU,),
         {"versions": GPU_VERSIONS, "gpus": 8, "driver_cuda": (12, 8)},
         "the GPU's driver speaks CUDA 12.8, and torch 2.14.0+cu130 is built for 13.0",
         "580 or newer",
     ),
-    Judgement(
+    CheckCase(
         "GPU driver", WARN, (GPU,), {"versions": GPU_VERSIONS, "gpus": 8},
         "it does not say which CUDA it speaks", "nvidia-smi",
     ),
-    Judgement(
+    CheckCase(
         "GPU driver", PASS, (GPU,),
         {"versions": GPU_VERSIONS, "gpus": 8, "driver_cuda": (13, 0)},
     ),
-    Judgement(
+    CheckCase(
         "API keys", FAIL, ("tenants.acme.keys_file=FOLDER/none",), {},
         "FOLDER/none: cannot be read", "baton keys list",
     ),
-    Judgement("API keys", FAIL, (KEYS,), {}, "FOLDER/keys:1", "correct these lines"),
-    Judgement(
+    CheckCase("API keys", FAIL, (KEYS,), {}, "FOLDER/keys:1", "correct these lines"),
+    CheckCase(
         "API keys", WARN, ("tenants.other.weight=2",), {},
         "no client can call as tenant 'other'", "baton keys create --tenant other",
     ),
-    Judgement("API keys", PASS, ("tenants.default.weight=2",), {}),
-    Judgement(
+    CheckCase("API keys", PASS, ("tenants.default.weight=2",), {}),
+    CheckCase(
         "TLS files", FAIL,
         ("security.tls.cert_file=FOLDER/none", "security.tls.key_file=FOLDER/keys"), {},
         "security.tls.cert_file: FOLDER/none cannot be read", "give a file that this user",
     ),
-    Judgement(
+    CheckCase(
         "exposure", WARN, ("server.host=0.0.0.0",), {},
         "is served without a key", "set server.host to 127.0.0.1",
     ),
-    Judgement(
+    CheckCase(
         "contradictions", WARN,
         (
             "autoscaler={policy: static, scale_to_zero: true}",
@@ -185,7 +185,7 @@ JUDGEMENTS = [
 
 
 @pytest.mark.parametrize("case", JUDGEMENTS, ids=lambda case: f"{case.name}-{case.status}")
-def test_a_start_and_the_doctor_judge_alike(tmp_path: Path, case: Judgement) -> None:
+def test_a_start_and_the_doctor_report_alike(tmp_path: Path, case: CheckCase) -> None:
     (tmp_path / "weights.bin").touch()
     (tmp_path / "keys").write_text("nonsense\n")
     chosen = config(tmp_path, *(line.replace("FOLDER", str(tmp_path)) for line in case.sets))
@@ -229,7 +229,7 @@ def test_memory_that_just_suffices_is_enough(tmp_path: Path) -> None:
     assert refusals(chosen, replace(GOOD, available_memory_bytes=needed_bytes - 1))
 
 
-def test_what_a_pool_says_of_its_memory_is_believed(tmp_path: Path) -> None:
+def test_the_memory_setting_of_a_pool_is_used(tmp_path: Path) -> None:
     chosen = config(tmp_path, "pools.decode.resources.memory=7GiB")
     assert replica_bytes(chosen, chosen.pools["decode"]) == 7 * GIB
 
@@ -256,7 +256,7 @@ def test_weights_on_disk_count(tmp_path: Path) -> None:
         ({"vllm": "0.33.0"}, "torch: got 2.13.0+cpu, expected 2.14 with vllm 0.33.0"),
     ],
 )
-def test_what_nobody_has_tried_does_not_start_unless_somebody_says_so(
+def test_an_untested_version_starts_only_when_allowed(
     tmp_path: Path, changes: Mapping[str, str], told: str
 ) -> None:
     there = replace(GOOD, versions={**GOOD.versions, **changes})
@@ -282,7 +282,7 @@ def test_simulated_engines_need_no_nixl_of_any_version(tmp_path: Path) -> None:
         assert refusals(simulated, there) == ()
 
 
-def test_an_old_driver_of_gpus_that_nobody_asks_for_stops_no_start(tmp_path: Path) -> None:
+def test_an_old_driver_of_unused_gpus_stops_no_start(tmp_path: Path) -> None:
     assert refusals(config(tmp_path), replace(ON_GPUS, driver_cuda=(12, 4))) == ()
 
 

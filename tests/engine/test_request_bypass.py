@@ -195,7 +195,7 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("body", UNREADABLE, ids=range(len(UNREADABLE)))
-async def test_what_cannot_be_read_is_answered_as_it_was(path: str, body: bytes) -> None:
+async def test_an_unreadable_body_is_answered_as_by_fastapi(path: str, body: bytes) -> None:
     await same(path, [body])
 
 
@@ -248,7 +248,7 @@ async def test_a_body_that_is_not_complete_ends_as_it_did(breaks: BaseException 
     ],
     ids=lambda failure: type(failure).__name__,
 )
-async def test_what_a_handler_raises_is_answered_as_it_was(failure: Exception) -> None:
+async def test_an_exception_of_a_handler_is_answered_as_by_fastapi(failure: Exception) -> None:
     answers = [
         await ask(
             vllms_app(Handler(failure), straight=straight),

@@ -277,7 +277,7 @@ async def test_where_a_token_guards_others_may_use_any_name(host: str, status: i
 # ------------------------------------------------------------------------------ when it cannot
 
 
-async def test_a_taken_port_is_said_with_what_to_do_and_taken_once_it_is_free(
+async def test_a_taken_port_is_reported_with_a_remedy_and_used_once_it_is_free(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     served = asyncio.Event()

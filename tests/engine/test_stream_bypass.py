@@ -120,7 +120,7 @@ def ask(server: ServerThread, path: str, body: Mapping[str, object]) -> str:
     return re.sub(r'"created":\d+', '"created":0', answer.text)
 
 
-def by_vllms_way(
+def without_bypass(
     server: ServerThread, path: str, body: Mapping[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> str:
     with monkeypatch.context() as patch:
@@ -148,7 +148,7 @@ def test_the_middle_of_a_plain_stream_takes_the_short_cut_and_says_the_same(
     more: dict[str, object],
 ) -> None:
     body = {**PATHS[path], **more}
-    wanted = by_vllms_way(server, path, body, monkeypatch)
+    wanted = without_bypass(server, path, body, monkeypatch)
     assert not taken
     assert ask(server, path, body) == wanted
     # Two to learn the form (more where texts repeat), and the last.
@@ -177,7 +177,7 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize(("path", "more"), OTHERS.values(), ids=OTHERS)
-def test_whoever_wants_more_than_text_gets_it_vllms_way(
+def test_a_stream_with_more_than_text_is_formatted_by_vllm(
     server: ServerThread, taken: list[str], path: str, more: dict[str, object]
 ) -> None:
     whole = {"model": MODEL, "max_tokens": TOKENS, "stream": True, **PATHS[path], **more}
@@ -199,7 +199,7 @@ def test_whoever_wants_more_than_text_gets_it_vllms_way(
     ],
     ids=["passes on", "parses", "logs", "tells usage", "is not known", "keeps alive"],
 )
-def test_what_a_handler_has_to_do_with_texts_decides(
+def test_the_bypass_depends_on_the_handlers_use_of_texts(
     chat: dict[str, object],
     args: dict[str, object],
     plain: bool,  # noqa: FBT001 - of the table
@@ -239,7 +239,7 @@ def test_a_stop_word_that_comes_by_the_short_cut_is_found_and_not_shown(
 ) -> None:
     texts = [text for text in said(ask(server, path, PATHS[path])) if text.strip()]
     body = {**PATHS[path], "stop": [texts[-2]]}
-    wanted = by_vllms_way(server, path, body, monkeypatch)
+    wanted = without_bypass(server, path, body, monkeypatch)
     taken.clear()
     assert ask(server, path, body) == wanted
     assert taken
@@ -401,13 +401,13 @@ async def test_tokens_that_were_sent_are_counted_with_the_next_output() -> None:
     assert last.outputs[0].text == "e"
 
 
-async def test_what_comes_while_the_task_is_busy_waits_for_it() -> None:
+async def test_an_output_during_a_task_waits_for_it() -> None:
     stream = await Stream(Client()).begin()
     stream.cut.on_output(stream.state.make_request_output([1], None, "stop", None))
     assert stream.produce("c") is not None
 
 
-async def test_what_comes_before_an_output_was_fetched_does_not_overtake_it() -> None:
+async def test_later_tokens_do_not_overtake_an_unfetched_output() -> None:
     stream = await Stream(Client()).begin()
     stream.state.queue.put(object())
     assert stream.produce("c") is not None
@@ -447,7 +447,7 @@ async def test_a_request_that_ends_lets_go_of_a_client_that_does_not_read() -> N
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("closed"), asyncio.CancelledError()], ids=repr)
-async def test_what_a_server_raises_ends_its_own_stream_only(failure: BaseException) -> None:
+async def test_an_error_of_a_server_ends_its_own_stream_only(failure: BaseException) -> None:
     stream = await Stream(Client()).begin()
     stream.client.failure = failure
     assert stream.produce("c") is None
@@ -461,7 +461,7 @@ async def test_a_text_that_is_no_text_ends_its_own_stream_only() -> None:
     assert isinstance(stream.state.queue.output, EngineGenerateError)
 
 
-async def test_what_a_client_is_waited_for_with_may_fail() -> None:
+async def test_the_wait_for_a_slow_client_may_fail() -> None:
     """As a server's own coroutine sees it: it may go on, or raise."""
     stream = await Stream(Client()).begin()
     stream.client.reads.clear()
@@ -504,7 +504,7 @@ async def test_a_stream_with_two_chunks_for_an_output_takes_no_short_cut() -> No
     assert stream.produce("d") is not None
 
 
-async def test_a_stream_without_a_form_is_not_looked_at_for_ever() -> None:
+async def test_a_stream_without_a_template_is_not_inspected_again_and_again() -> None:
     stream = Stream(Client())
     await stream.exchange.send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(20):

@@ -96,7 +96,7 @@ def test_a_request_that_did_not_come_through_the_gate_is_not_run(said: str | Non
         door.identify(request(said))
 
 
-def test_what_a_client_may_not_say_is_taken_off_or_made_its_own() -> None:
+def test_a_clients_forbidden_fields_are_removed_or_replaced() -> None:
     door = callers()
     door.tenant_handle("acme")
     params = SamplingParams(max_tokens=9, extra_args={CALLER_ARG: ["other", None, None], "b": 2})
@@ -118,9 +118,7 @@ def test_more_tokens_than_allowed_are_cut() -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(508, 508), (509, 7), (600, 7), (8, 8)])
-def test_who_asks_for_all_that_is_left_is_taken_for_who_does_not_say(
-    asked: int, given: int
-) -> None:
+def test_asking_for_all_remaining_tokens_equals_asking_for_none(asked: int, given: int) -> None:
     door = callers(default_max_tokens=7)
     door.tenant_handle("acme")
     request_ = request("cmpl-a~h0~", sampling_params=SamplingParams(max_tokens=asked))

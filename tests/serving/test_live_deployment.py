@@ -71,7 +71,7 @@ def test_replicas_that_take_more_than_before_need_room_beside(make: Make) -> Non
 # ------------------------------------------------------------------ Ray's errors
 
 
-def silent(*_: object, **__: object) -> NoReturn:
+def time_out(*_: object, **__: object) -> NoReturn:
     raise RpcError("Deadline Exceeded", 4)
 
 
@@ -82,13 +82,13 @@ def restarting(*_: object, **__: object) -> NoReturn:
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveDeployment]:
     """On a cluster whose head is silent, and whose Serve controller is just starting again."""
-    monkeypatch.setattr("ray.experimental.internal_kv.internal_kv_get_gcs_client", silent)
+    monkeypatch.setattr("ray.experimental.internal_kv.internal_kv_get_gcs_client", time_out)
     monkeypatch.setattr("ray.get_actor", restarting)
     with asyncio.Runner() as runner:
         yield LiveDeployment(runner)
 
 
-def test_what_pools_may_come_to_is_all_replicas_that_they_may_have(make: Make) -> None:
+def test_the_maximum_of_pools_is_all_their_allowed_replicas(make: Make) -> None:
     more = make("pools.d.replicas.max=3", "pools.p.resources.cpus=4")
     (why,) = cpu_shortfall(more, make(), cpus=9.5)
     assert "may come to 10 CPUs, and Ray was started with 9.5" in why
@@ -110,7 +110,7 @@ def test_what_pools_may_come_to_is_all_replicas_that_they_may_have(make: Make) -
         lambda running, _live: running.exclusive().__enter__(),
     ],
 )
-def test_whatever_ray_raises_is_an_error_of_ours(
+def test_every_error_of_ray_is_an_error_of_baton(
     make: Make, running: LiveDeployment, ask: Callable[[LiveDeployment, LiveConfig], object]
 ) -> None:
     with pytest.raises(ClusterFailed, match=r"RpcError|ActorUnavailableError"):
@@ -126,7 +126,7 @@ def test_a_size_that_serve_cannot_take_now_is_reverted(make: Make, running: Live
     assert fleet.current().config == make()
 
 
-def test_what_only_says_how_it_stands_is_missed_and_stops_nothing(
+def test_failing_progress_reports_stop_nothing(
     running: LiveDeployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     running.record_progress({"state": "under way"})
@@ -137,9 +137,7 @@ def test_what_only_says_how_it_stands_is_missed_and_stops_nothing(
     ]
 
 
-def test_who_has_lost_the_right_to_change_anything_changes_nothing(
-    make: Make, running: LiveDeployment
-) -> None:
+def test_a_process_that_lost_its_lease_changes_nothing(make: Make, running: LiveDeployment) -> None:
     shelf, now_s = HeadStore(), [0.0]
     ours, theirs = (RolloutLease(who, shelf, now_s=lambda: now_s[0]) for who in ("a:1", "b:2"))
     running._lease = ours
@@ -157,13 +155,13 @@ def test_who_has_lost_the_right_to_change_anything_changes_nothing(
     assert RolloutLease("c:3", shelf, now_s=lambda: now_s[0]).acquire() == "b:2"
 
 
-def test_what_was_done_stands_where_the_lease_cannot_be_dropped(
+def test_a_change_holds_where_the_lease_cannot_be_dropped(
     running: LiveDeployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf = HeadStore()
     running._lease = RolloutLease("a:1", shelf)
     with running.exclusive():
-        monkeypatch.setattr(shelf, "get", silent)
+        monkeypatch.setattr(shelf, "get", time_out)
     assert "is kept for another minute" in caplog.text
 
 
@@ -178,7 +176,7 @@ class Wall:
         return self.now_s
 
 
-def test_of_two_who_roll_out_one_hears_of_the_other() -> None:
+def test_of_two_concurrent_rollouts_one_is_refused() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
     assert first.acquire() == ""
@@ -189,7 +187,7 @@ def test_of_two_who_roll_out_one_hears_of_the_other() -> None:
     assert second.acquire() == ""
 
 
-def test_who_lives_keeps_it_and_who_was_killed_loses_it() -> None:
+def test_a_live_holder_keeps_the_lease_and_a_killed_one_loses_it() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
     first.acquire()
@@ -214,7 +212,7 @@ def test_it_is_renewed_now_and_then_only() -> None:
     assert list(shelf.values.values()) == [kept]
 
 
-def test_who_slept_past_its_lease_neither_renews_nor_drops_another_s() -> None:
+def test_a_holder_that_slept_past_its_lease_neither_renews_nor_drops_anothers() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second, third = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2", "c:3"))
     first.acquire()
@@ -227,7 +225,7 @@ def test_who_slept_past_its_lease_neither_renews_nor_drops_another_s() -> None:
     assert third.acquire() == "b:2"
 
 
-def test_who_slept_while_another_came_and_went_has_lost_it_too() -> None:
+def test_a_holder_that_slept_through_another_lease_has_lost_its_own() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
     first.acquire()
@@ -239,7 +237,7 @@ def test_who_slept_while_another_came_and_went_has_lost_it_too() -> None:
     assert shelf.values == {}
 
 
-def test_two_of_one_name_are_told_apart() -> None:
+def test_two_holders_of_one_name_are_distinguished() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease("pod, process 1", shelf, now_s=wall) for _ in range(2))
     first.acquire()
@@ -249,7 +247,7 @@ def test_two_of_one_name_are_told_apart() -> None:
         first.renew()
 
 
-def test_who_slept_and_was_missed_by_nobody_goes_on() -> None:
+def test_a_holder_that_slept_without_a_rival_continues() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
     first.acquire()
@@ -273,7 +271,7 @@ class Crowded(HeadStore):
         return written
 
 
-def test_of_two_who_find_the_same_old_lease_one_hears_of_it() -> None:
+def test_of_two_that_find_the_same_old_lease_one_is_refused() -> None:
     shelf, wall = Crowded(), Wall()
     gone, first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("z:0", "a:1", "b:2"))
     gone.acquire()

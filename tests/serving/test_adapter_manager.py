@@ -92,9 +92,9 @@ class World:
     def __init__(self) -> None:
         self.clock, self.store, self.fleet = Clock(), HeadStore(), Deployments()
         self.config = config()
-        self.desk = self.new_desk()
+        self.desk = self.new_manager()
 
-    def new_desk(self) -> AdapterManager:
+    def new_manager(self) -> AdapterManager:
         return AdapterManager(
             lambda: self.config, self.fleet, clock=self.clock, store=AdapterStore(self.store)
         )
@@ -131,7 +131,7 @@ async def test_every_replica_is_asked_then_told_and_ingresses_last(world: World)
     assert world.offered() == ["sql"]
 
 
-async def test_what_one_replica_cannot_serve_is_loaded_nowhere(world: World) -> None:
+async def test_an_adapter_that_one_replica_cannot_serve_is_loaded_nowhere(world: World) -> None:
     world.fleet.refuses["decode"] = {"status": 404, "reason": "no such folder"}
     refused = await refusal(world.desk.load(order()))
     assert (refused.status, refused.reason) == (404, "no such folder")
@@ -143,14 +143,14 @@ async def test_what_one_replica_cannot_serve_is_loaded_nowhere(world: World) -> 
     assert not [call for call in world.fleet.calls if call[1] == "apply_adapters"]
 
 
-async def test_a_pool_without_replicas_has_nobody_to_ask(world: World) -> None:
+async def test_a_pool_without_replicas_has_none_to_ask(world: World) -> None:
     world.fleet.silent["decode"] = NO_REPLICA_READY
     assert await world.desk.load(order()) is None
 
 
 async def test_a_controller_that_is_started_again_knows_what_was_loaded(world: World) -> None:
     assert await world.desk.load(order()) is None
-    again = world.new_desk()
+    again = world.new_manager()
     await again.follower.start()
     try:
         assert [row["name"] for row in again.rows()] == ["sql"]
@@ -161,7 +161,7 @@ async def test_a_controller_that_is_started_again_knows_what_was_loaded(world: W
 
 
 async def test_of_two_controllers_one_at_a_time_changes_what_there_is(world: World) -> None:
-    other = world.new_desk()
+    other = world.new_manager()
     assert await world.desk.load(order()) is None
     assert await other.load(order("chat")) is None
     refused = await refusal(world.desk.load(order("third")))
@@ -202,7 +202,7 @@ async def test_an_ingress_that_does_not_answer_may_have_requests_for_as_long_as_
     assert world.desk.rows() == []
 
 
-async def test_who_does_not_hear_finds_it_in_the_store(world: World) -> None:
+async def test_a_replica_that_missed_the_message_finds_it_in_the_store(world: World) -> None:
     taken: asyncio.Queue[int] = asyncio.Queue()
     holder = AdapterFollower(
         lambda registry: taken.put_nowait(registry.version),
@@ -243,7 +243,7 @@ async def test_a_store_that_cannot_be_reached_is_said_and_changes_nothing(
     assert world.desk.rows() == []
 
 
-def test_what_is_kept_is_read_again_and_what_is_not_ours_is_refused() -> None:
+def test_a_stored_registry_is_read_again_and_foreign_data_is_refused() -> None:
     store = HeadStore()
     kept = AdapterStore(store)
     assert kept.newest() == AdapterRegistry()
@@ -290,7 +290,7 @@ async def test_an_ingress_says_what_the_controller_says(unload: bool) -> None:  
     assert asked[0][:2] == ("controller", method)
 
 
-async def test_a_deployment_that_is_started_again_goes_on_with_what_does_not_drain(
+async def test_a_restarted_deployment_continues_with_adapters_that_do_not_drain(
     world: World,
 ) -> None:
     await world.desk.load(order())

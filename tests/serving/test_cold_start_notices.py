@@ -61,7 +61,7 @@ def test_the_pool_that_is_there_first_counts() -> None:
     }
 
 
-def test_a_start_that_nobody_saw_begin_takes_all_of_it() -> None:
+def test_a_start_without_an_observed_begin_has_its_whole_duration() -> None:
     told = forecast_cold_starts(
         seen(pool("decode", starting=1, cold_start_s=30.0)), startable={"decode"}
     )
@@ -100,7 +100,7 @@ class Ingresses:
         return int(self.hear)
 
 
-class Desk:
+class Notices:
     """A desk, what it sees and whom it tells."""
 
     def __init__(self, rule: ScalingRule = ScalingRule.SLO) -> None:
@@ -126,7 +126,7 @@ class Desk:
 
 
 async def test_ingresses_are_told_once_and_again_when_something_changes() -> None:
-    at = Desk()
+    at = Notices()
     assert len(await at.turn("a")) == 1
     assert not await at.turn("a")
     at.seen = seen(pool("decode", starting=1, cold_start_s=20.0, oldest_start_age_s=1.0))
@@ -135,14 +135,14 @@ async def test_ingresses_are_told_once_and_again_when_something_changes() -> Non
 
 
 async def test_an_ingress_that_is_new_is_told_what_others_know() -> None:
-    at = Desk()
+    at = Notices()
     await at.turn("a")
     assert len(await at.turn("a", "b")) == 1
     assert not await at.turn("a", "b")
 
 
-async def test_who_did_not_hear_is_told_again() -> None:
-    at = Desk()
+async def test_a_replica_that_missed_the_message_is_told_again() -> None:
+    at = Notices()
     at.ingresses.hear = False
     await at.turn("a")
     assert len(await at.turn("a")) == 1
@@ -152,8 +152,8 @@ async def test_who_did_not_hear_is_told_again() -> None:
     assert not await at.turn("a")
 
 
-async def test_nobody_is_told_before_anything_was_seen() -> None:
-    at = Desk()
+async def test_no_replica_is_told_before_the_first_observation() -> None:
+    at = Notices()
     at.seen = None
     assert not await at.turn("a")
     at.seen = seen(pool("decode"))
@@ -161,13 +161,13 @@ async def test_nobody_is_told_before_anything_was_seen() -> None:
 
 
 async def test_under_a_policy_that_starts_nothing_nothing_can_start() -> None:
-    at = Desk(ScalingRule.STATIC)
+    at = Notices(ScalingRule.STATIC)
     (told,) = await at.turn("a")
     assert not told[""].can_start
 
 
 async def test_a_word_of_an_operator_is_passed_on() -> None:
-    at = Desk()
+    at = Notices()
     at.overrides = {"decode": Override(replicas=0)}
     (told,) = await at.turn("a")
     assert not told[""].can_start
@@ -215,7 +215,7 @@ def test_a_fleet_that_starts_takes_one_line() -> None:
     assert phases(StartWatch(store), 0.0, decode=20).endswith(", and 12 more")
 
 
-def test_a_process_that_was_killed_is_not_shown_for_ever() -> None:
+def test_a_killed_process_is_not_shown_forever() -> None:
     store = HeadStore()
     StartReporter("decode", "n", store).progress("downloading m: 1.0 of 2.0 GB")
     watch = StartWatch(store)
@@ -241,7 +241,7 @@ def test_a_phase_is_reported_while_its_work_blocks_and_a_file_names_later_ones(
     assert store.values == {}
 
 
-def test_what_can_only_fail_again_ends_the_start() -> None:
+def test_a_permanent_error_ends_the_start() -> None:
     store = HeadStore()
     reporter = StartReporter("decode", "10.0.0.7", store)
     reporter.failed(EngineStartFailed("model m is gated", "accept its licence"))

@@ -55,7 +55,7 @@ def test_the_key_of_another_certificate_is_refused(tmp_path: Path, pair: KeyPair
     assert "no certificate and its key" in finding.found
 
 
-def test_what_is_no_certificate_is_refused_and_not_shown(tmp_path: Path, pair: KeyPair) -> None:
+def test_an_invalid_certificate_is_refused_and_not_shown(tmp_path: Path, pair: KeyPair) -> None:
     text = tmp_path / "text.pem"
     text.write_text("the-merger-closes-on-friday")
     (finding,) = tls_findings(with_tls(tmp_path, text, pair.key))
@@ -79,7 +79,7 @@ def test_an_endpoint_for_this_machine_alone_may_be_as_it_is(tmp_path: Path) -> N
         assert check_exposure(local).status is CheckStatus.PASS
 
 
-def test_whoever_reaches_an_endpoint_without_keys_is_served_and_that_is_said(
+def test_an_endpoint_without_keys_serves_every_client_and_says_so(
     tmp_path: Path,
 ) -> None:
     found = check_exposure(config(tmp_path, PUBLIC))
@@ -110,7 +110,7 @@ def test_keys_in_clear_are_said_unless_they_are_refused_or_encrypted(
         (UnknownFact("nothing came"), "10.0.0.7:6379", CheckStatus.SKIP),
     ],
 )
-def test_a_ray_that_lets_everybody_in_is_not_deployed_on(
+def test_a_ray_without_authentication_is_not_deployed_on(
     auth: str | UnknownFact, address: str, status: CheckStatus
 ) -> None:
     running = check_ray_auth(auth, address)
