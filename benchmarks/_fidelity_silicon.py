@@ -29,8 +29,10 @@ def compute_metrics(data_dir: Path) -> dict[str, float]:
     """
     fit_rows = _read_rows(data_dir / FIT_ROWS)
     calibrations = calibrate_engines(fit_rows)
-    for why, count in Counter(why for row in fit_rows if (why := _unfit_kind(row))).items():
-        print(f"not fitted to: {count} rows of {len(fit_rows)}: {why}")
+    for reason, count in Counter(
+        reason for row in fit_rows if (reason := _unfit_kind(row))
+    ).items():
+        print(f"not fitted to: {count} rows of {len(fit_rows)}: {reason}")
     for engine, calibration in sorted(calibrations.items()):
         ttft, tpot = (
             calibration.error(kind)
@@ -108,8 +110,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
         ttft, tpot = evaluation.errors(suspect)
         print(f"others of the same sweeps, plausible by themselves: {len(suspect)} rows, ", end="")
         print(f"TTFT, TPOT {_format_errors(ttft, tpot)}")
-    for why, count in Counter(row.reason for row in evaluation.skipped).items():
-        print(f"not judged: {count} rows: {why}")
+    for reason, count in Counter(row.reason for row in evaluation.skipped).items():
+        print(f"not judged: {count} rows: {reason}")
 
 
 def _format_errors(ttft: ErrorStats, tpot: ErrorStats) -> str:

@@ -129,8 +129,8 @@ def main() -> int:
     runs, failures = bench.compare(options.only)
     say(table(runs, failures))
     headline = summarize(runs) | {
-        "absent": {name: why for name, why in failures.items() if not any(runs[name])},
-        "failures": {name: why for name, why in failures.items() if any(runs[name])},
+        "absent": {name: reason for name, reason in failures.items() if not any(runs[name])},
+        "failures": {name: reason for name, reason in failures.items() if any(runs[name])},
         "plan": asdict(plan),
         "capacity_per_s": bench.capacity_per_s,
         "rate_per_s": bench.rate_per_s,

@@ -48,12 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "real": None if importlib.util.find_spec("vllm") else "vllm is not installed",
         "data": None if os.environ.get(TRACES_ENV) else f"{TRACES_ENV} names no folder of traces",
     }
-    for marker, why in missing.items():
-        if why is None:
+    for marker, reason in missing.items():
+        if reason is None:
             continue
         for item in items:
             if item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.skip(reason=why))
+                item.add_marker(pytest.mark.skip(reason=reason))
     slowdown_factor = slowdown()
     for item in items:
         limit = item.get_closest_marker("timeout")

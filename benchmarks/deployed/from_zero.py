@@ -65,13 +65,13 @@ class Wake:
     statuses: tuple[int, int]
     first_token_s: float
     """Of the first one."""
-    why: str = ""
+    reason: str = ""
     """What was said to the first that was not served; empty where both were."""
 
     @property
     def served(self) -> bool:
         """Whether both were."""
-        return self.statuses == (200, 200) and not self.why
+        return self.statuses == (200, 200) and not self.reason
 
 
 def measure(options: argparse.Namespace) -> Found:
@@ -103,7 +103,7 @@ def summary(wakes: Sequence[Wake], downs: int, left: Sequence[int]) -> dict[str,
         "first_token_min_s": waits_s[0] if waits_s else None,
         "first_token_max_s": waits_s[-1] if waits_s else None,
         "balancer_downs": downs,
-        "problems": [other.why for other in wakes if other.why][:5],
+        "problems": [other.reason for other in wakes if other.reason][:5],
         "left_behind": list(left),
     }
 
@@ -165,12 +165,12 @@ def wake(url: str, slo_class: str) -> Wake:
         first = pool.submit(ask, url, slo_class)
         time.sleep(_SECOND_S)
         second = pool.submit(ask, url, slo_class)
-        (status, first_token_s, why), (other, _, why_other) = first.result(), second.result()
+        (status, first_token_s, reason), (other, _, why_other) = first.result(), second.result()
     return Wake(
         slo_class=slo_class,
         statuses=(status, other),
         first_token_s=first_token_s,
-        why=why or why_other,
+        reason=reason or why_other,
     )
 
 

@@ -116,7 +116,7 @@ def test_a_knee_beyond_the_client_is_not_claimed() -> None:
     assert what.knee is not None
     assert not what.knee.is_bracketed
     assert "the client, not the endpoint" in what.knee.description
-    assert any("read late" in why for why in what.invalid_reasons)
+    assert any("read late" in reason for reason in what.invalid_reasons)
 
 
 def test_a_stopped_search_says_what_it_knows() -> None:

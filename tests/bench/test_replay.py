@@ -267,6 +267,6 @@ async def test_where_nothing_answers_the_error_says_so(url: str) -> None:
         async with CompletionClient(ClientOptions(url=url)) as client:
             await client.get_model()
     except (NotRunning, EndpointUnusable) as error:
-        assert url in error.why  # noqa: PT017 - either of two places may raise it
+        assert url in error.reason  # noqa: PT017 - either of two places may raise it
     else:
         pytest.fail("something answered")

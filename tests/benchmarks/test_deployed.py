@@ -116,14 +116,14 @@ def test_both_objectives_have_to_be_met() -> None:
 
 
 def test_both_requests_of_a_wake_up_have_to_be_served() -> None:
-    refused = replace(WELL, statuses=(200, 503), first_token_s=5.0, why="no replica")
+    refused = replace(WELL, statuses=(200, 503), first_token_s=5.0, reason="no replica")
     figures = summary([WELL, refused], 0, [])
     assert (figures["wakes"], figures["served"], figures["problems"]) == (2, 1, ["no replica"])
     assert (figures["first_token_min_s"], figures["first_token_max_s"]) == (4.0, 5.0)
 
 
 def test_a_stream_that_broke_off_was_not_served() -> None:
-    assert not replace(WELL, why="data: {}").served
+    assert not replace(WELL, reason="data: {}").served
 
 
 @pytest.mark.parametrize("downs", [0, 3])

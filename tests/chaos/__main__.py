@@ -205,12 +205,12 @@ def _crash_reason(process_exit: ProcessExit, log: Path) -> str:
     output = log.read_text(errors="replace") if log.exists() else ""
     sys.stderr.write(output[-_PRINTED_CHARS:])
     last_output = output[-_KEPT_CHARS:]
-    why = (
+    reason = (
         "it was ended for taking too long"
         if process_exit.is_timed_out
         else f"exit status {process_exit.status}"
     )
-    return f"{why}; it said last:\n{last_output}".strip()
+    return f"{reason}; it said last:\n{last_output}".strip()
 
 
 def _revision() -> str:

@@ -226,8 +226,8 @@ def _add_loss(name: str, outer_interface: str, loss: float) -> str:
             "loss",
             percent,
         )
-    except NotPossibleError as why:
-        _add_loss_by_nft(name, loss, why)
+    except NotPossibleError as reason:
+        _add_loss_by_nft(name, loss, reason)
         return "nft"
     return "netem"
 

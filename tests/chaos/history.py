@@ -84,11 +84,11 @@ class Exchange:
         self.tokens.extend(token_ids)
         self.times_s.append(now_s)
 
-    def end(self, ending: Ending, now_s: float, why: str = "") -> None:
+    def end(self, ending: Ending, now_s: float, reason: str = "") -> None:
         """It is over; called twice it is a violation, not an error."""
         self.endings.append(ending)
         if self.ended_at_s is None:
-            self.ended_at_s, self.reason = now_s, why
+            self.ended_at_s, self.reason = now_s, reason
 
     @property
     def ending(self) -> Ending | None:
@@ -108,7 +108,7 @@ class ExcludedReplica:
     from_s: float
     """When coordinators knew."""
     to_s: float = math.inf
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +332,7 @@ def _route_violations(
                     after_s = leg.started_at_s - excluded.from_s
                     description = (
                         f"{leg.leg_id} went to {excluded.replica_id} {after_s:.3f} s"
-                        f" after {excluded.why}"
+                        f" after {excluded.reason}"
                     )
                     yield Violation(
                         invariant=Invariant.ROUTES,

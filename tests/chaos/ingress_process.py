@@ -115,8 +115,8 @@ class _StreamedExchange(Exchange):
         Exchange.add_tokens(self, token_ids, now_s)
         self.chunks.put_nowait(list(token_ids))
 
-    def end(self, ending: Ending, now_s: float, why: str = "") -> None:
-        Exchange.end(self, ending, now_s, why)
+    def end(self, ending: Ending, now_s: float, reason: str = "") -> None:
+        Exchange.end(self, ending, now_s, reason)
         self.chunks.put_nowait(None)
 
 

@@ -183,8 +183,8 @@ class HttpClient:
             await self._stream(state)
         except (aiohttp.ClientError, OSError, StreamInvalid, msgspec.DecodeError) as error:
             if not exchange.endings:
-                why = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
-                exchange.end(Ending.CUT, time.monotonic(), why)
+                reason = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
+                exchange.end(Ending.CUT, time.monotonic(), reason)
 
     async def _stream(self, state: _StreamState) -> None:
         assert self._http is not None, "asked before it was entered"

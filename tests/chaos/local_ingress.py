@@ -107,8 +107,8 @@ class Ingress:
         self.records.append(record)
         self._notify()
 
-    def _end_exchange(self, exchange: Exchange, ending: Ending, why: str) -> None:
-        exchange.end(ending, time.monotonic(), why)
+    def _end_exchange(self, exchange: Exchange, ending: Ending, reason: str) -> None:
+        exchange.end(ending, time.monotonic(), reason)
         self._ended_events[exchange.request_id].set()
 
     # ---------------------------------------------------------------- the fleet

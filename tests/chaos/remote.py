@@ -122,5 +122,5 @@ class RemoteProcess:
                     if number == self._number:
                         return cast("object", answer)
         except (EOFError, OSError) as error:
-            why = f"{self.name} (process {self.pid}) does not answer: {error!r}"
-            raise GoneError(why) from error
+            reason = f"{self.name} (process {self.pid}) does not answer: {error!r}"
+            raise GoneError(reason) from error

@@ -107,8 +107,8 @@ def test_a_tiny_disk_fills_up_and_is_gone_afterwards(tmp_path: Path) -> None:
             assert not faults.is_full(disk)
             assert 0 < faults.fill(disk) <= 65_536
             assert faults.is_full(disk)
-    except NotPossibleError as why:
-        pytest.skip(str(why))
+    except NotPossibleError as reason:
+        pytest.skip(str(reason))
     assert not list((tmp_path / "disk").iterdir())
 
 
@@ -127,6 +127,6 @@ def test_a_lossy_network_loses_packets_and_leaves_nothing_behind() -> None:
                 for _ in range(100):
                     sender.sendto(b"anybody?", (network.inner_address, 9))
             assert 10 < network.heal() < 90
-    except NotPossibleError as why:
-        pytest.skip(str(why))
+    except NotPossibleError as reason:
+        pytest.skip(str(reason))
     assert set(psutil.net_if_addrs()) == before

@@ -69,7 +69,7 @@ def test_a_clean_run_breaks_nothing_and_every_rule_was_asked_about() -> None:
         expected_tokens=lambda _: WANTED,
         records=[record(), record("b")],
         counters={"legs": 0},
-        excluded_replicas=[ExcludedReplica(replica_id="r", from_s=0.0, why="its drain")],
+        excluded_replicas=[ExcludedReplica(replica_id="r", from_s=0.0, reason="its drain")],
     )
     bounds, note = check_invariants(history)
     assert [bound.is_met for bound in bounds] == [True] * len(Invariant)
@@ -173,7 +173,7 @@ def test_a_counter_that_does_not_return_to_zero_is_found() -> None:
 
 
 def test_a_leg_that_was_sent_to_an_excluded_replica_is_found_and_an_earlier_leg_is_not() -> None:
-    barred = [ExcludedReplica(replica_id="r", from_s=10.0, to_s=20.0, why="its drain")]
+    barred = [ExcludedReplica(replica_id="r", from_s=10.0, to_s=20.0, reason="its drain")]
 
     def run(replica_id: str, began_at_s: float) -> list[Invariant]:
         records = [record(legs=(leg(replica_id, began_at_s),))]

@@ -83,8 +83,8 @@ def test_a_case_of_one_part_of_a_line_stands_for_the_line() -> None:
 def test_a_miss_stands_out_and_says_why_in_one_line() -> None:
     shown = render_page(lines(MISSED), MutationResults())
     assert "| **missed** | **longest stall, s: 0.75 (&lt;= 0.5)** |" in row(shown, "F1")
-    (why,) = [line for line in shown.splitlines() if line.startswith("- **F1**")]
-    assert why.endswith(
+    (reason,) = [line for line in shown.splitlines() if line.startswith("- **F1**")]
+    assert reason.endswith(
         "**longest stall, s: 0.75 (&lt;= 0.5)**. the link is told by a heartbeat \\| late"
     )
     assert "Nothing that is kept." not in shown

@@ -287,7 +287,9 @@ def test_a_client_that_was_the_bottleneck_is_said_and_is_a_failure(
     assert result.exit_code == 1
     told = json.loads(result.stdout)
     assert not told["valid"]
-    late = [why for why in told["why_invalid"] if "more than 20 ms after they were due" in why]
+    late = [
+        reason for reason in told["why_invalid"] if "more than 20 ms after they were due" in reason
+    ]
     assert len(late) == 1
     assert "not valid: 2000/s, run 1: the client sent" in result.stderr
     assert "next: give more --clients" in result.stderr

@@ -193,4 +193,4 @@ def test_a_key_file_that_is_none_is_named(tmp_path: Path) -> None:
 def test_the_cause_is_found_below_what_a_library_makes_of_it(cause: OSError, why: str) -> None:
     error = RuntimeError("all connection attempts failed")
     error.__cause__ = cause
-    assert why in connection_error(error, "http://x", timeout_s=3.0).why
+    assert why in connection_error(error, "http://x", timeout_s=3.0).reason

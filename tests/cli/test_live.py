@@ -59,7 +59,7 @@ REPLACED = NotRunning("the controller is replaced", "wait")
     ("answers", "shown", "trouble"),
     [
         pytest.param(("first", "second"), "second", "", id="the newest answer"),
-        pytest.param(("first", REPLACED), "first", REPLACED.why, id="old numbers, and why"),
+        pytest.param(("first", REPLACED), "first", REPLACED.reason, id="old numbers, and why"),
         pytest.param(("first", REPLACED, "second"), "second", "", id="trouble that is over"),
     ],
 )

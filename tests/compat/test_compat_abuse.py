@@ -99,7 +99,7 @@ def test_every_route_of_vllms_has_a_rule_and_keeps_it(
     routes |= {("GET", path) for paths in ROUTES.values() for path in paths}
     with httpx.Client(base_url=server.base_url, timeout=20) as client:
         asked = [check_route(client, route, shown) for route in routes for shown in TOKENS.items()]
-    wrong = sorted(why for why in asked if why is not None)
+    wrong = sorted(reason for reason in asked if reason is not None)
     assert wrong == []
 
 

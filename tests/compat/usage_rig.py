@@ -208,7 +208,7 @@ class ApiClients(Clients):
         self._broken_legs.add(leg_id)
         assert self.fleet is not None
         failure = LegFailure.ENGINE_ERROR
-        event = LegFailed(replica_id=DECODE, leg_id=leg_id, failure=failure, why="a test")
+        event = LegFailed(replica_id=DECODE, leg_id=leg_id, failure=failure, reason="a test")
         self.fleet.driver.on_event(event)
 
     def fail(self, request_id: str, error: BatonError) -> None:

@@ -48,7 +48,7 @@ def test_more_than_this_machine_has_is_refused_with_the_numbers(gpus_here: int) 
     starter = Starter(model="m", prefill=1, decode=2, gpus_here=gpus_here)
     with pytest.raises(NotEnoughGpus) as caught:
         starter.render()
-    assert f"got {gpus_here} on this machine, expected at least 3" in caught.value.why
+    assert f"got {gpus_here} on this machine, expected at least 3" in caught.value.reason
     assert "--gpu" in caught.value.remedy
 
 

@@ -139,7 +139,7 @@ class PairWorld:
     # ------------------------------------------------------------ answers
 
     def answer_check(
-        self, *, ok: bool = True, why: str = "no listener", pair: ReplicaPair | None = None
+        self, *, ok: bool = True, reason: str = "no listener", pair: ReplicaPair | None = None
     ) -> None:
         source_id, target_id = pair or self.checks[0]
         self.checks.remove((source_id, target_id))
@@ -148,7 +148,7 @@ class PairWorld:
             source_id=source_id,
             is_reachable=ok,
             elapsed_s=0.01,
-            why="" if ok else why,
+            reason="" if ok else reason,
         )
         self.execute(self.prober.on_side_channel_checked(event, self.now_s))
 

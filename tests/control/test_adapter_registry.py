@@ -153,7 +153,7 @@ def test_a_name_that_the_file_has_is_the_files_and_that_is_said() -> None:
     later = {"tiny": replace(RULES, reserved_names=RULES.reserved_names | {"sql"})}
     assert requestable_adapters(registry, "tiny", later) == {}
     assert [
-        (adapter.name, "file" in why) for adapter, why in unserved_adapters(registry, later)
+        (adapter.name, "file" in reason) for adapter, reason in unserved_adapters(registry, later)
     ] == [("sql", True)]
     assert list(unserved_adapters(registry, ONE)) == []
 

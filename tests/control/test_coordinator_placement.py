@@ -422,7 +422,7 @@ def test_a_side_channel_that_does_not_answer_keeps_requests_local() -> None:
     )
     fleet.join_prefill_decode()
     gone = SideChannelChecked(
-        replica_id="d0", source_id="p0", is_reachable=False, elapsed_s=2.0, why="nobody listens"
+        replica_id="d0", source_id="p0", is_reachable=False, elapsed_s=2.0, reason="nobody listens"
     )
     fleet.handle(gone)
     kinds = [notice.kind for notice in fleet.coordinator.pop_notices()]

@@ -319,9 +319,9 @@ def test_a_fleet_too_large_for_the_rate_is_swept_fairly() -> None:
 
 def test_a_side_channel_that_does_not_answer_quarantines_the_pair_and_says_why() -> None:
     at = world(1, 2)
-    at.answer_check(ok=False, why="no listener at p0:5600", pair=P0D0)
+    at.answer_check(ok=False, reason="no listener at p0:5600", pair=P0D0)
     assert state(at) is LinkState.QUARANTINED
-    assert at.links.why("p0", "d0") == "side channel: no listener at p0:5600"
+    assert at.links.reason("p0", "d0") == "side channel: no listener at p0:5600"
     assert at.links.transfer_s("p0", "d0", 1) is None
     assert at.running == {}
     assert kinds(at) == [PairNoticeKind.QUARANTINED]
@@ -334,7 +334,7 @@ def test_a_pull_that_fails_quarantines_the_pair_and_frees_the_blocks(failure: Le
     at = at_pull()
     at.fail(failure)
     assert state(at) is LinkState.QUARANTINED
-    assert failure in at.links.why("p0", "d0")
+    assert failure in at.links.reason("p0", "d0")
     assert (at.leased, at.prober.running_count()) == ({}, 0)
 
 
@@ -356,7 +356,7 @@ def test_a_prefill_that_fails_says_nothing_of_the_pair(failure: LegFailure) -> N
     at.answer_check()
     at.fail(failure)
     assert state(at) is LinkState.UNKNOWN
-    assert failure in at.links.why("p0", "d0")
+    assert failure in at.links.reason("p0", "d0")
     assert at.prober.running_count() == 0
 
 
@@ -374,7 +374,7 @@ def test_a_target_that_computed_the_prompt_itself_did_not_get_the_block() -> Non
     at = at_pull()
     at.finish(cached_tokens=0)
     assert state(at) is LinkState.QUARANTINED
-    assert "computed it itself" in at.links.why("p0", "d0")
+    assert "computed it itself" in at.links.reason("p0", "d0")
     assert at.leased == {}
 
 
@@ -389,7 +389,7 @@ def test_a_source_that_hands_out_no_kv_handle_quarantines_the_pair() -> None:
     at.answer_check()
     at.finish(ticket=False)
     assert state(at) is LinkState.QUARANTINED
-    assert "without a KV handle" in at.links.why("p0", "d0")
+    assert "without a KV handle" in at.links.reason("p0", "d0")
 
 
 @pytest.mark.parametrize("ticket", [True, False])
@@ -411,7 +411,7 @@ def test_a_check_without_any_answer_says_nothing_of_the_pair() -> None:
     at.advance(0.2)
     assert at.prober.running_count() == 0
     assert state(at) is LinkState.UNKNOWN
-    assert at.links.why("p0", "d0") == "side channel: no answer within 3.5 s"
+    assert at.links.reason("p0", "d0") == "side channel: no answer within 3.5 s"
 
 
 def test_a_prefill_over_its_deadline_is_aborted_and_says_nothing_of_the_pair() -> None:
@@ -430,7 +430,7 @@ def test_a_first_pull_has_time_for_the_handshake_and_then_quarantines_the_pair()
     assert state(at) is LinkState.UNKNOWN
     at.advance(0.2)
     assert state(at) is LinkState.QUARANTINED
-    assert at.links.why("p0", "d0") == "pull: no answer within 10 s"
+    assert at.links.reason("p0", "d0") == "pull: no answer within 10 s"
     assert list(at.aborts) == list(at.running)
     at.confirm_aborts()
     assert at.leased == {}

@@ -310,7 +310,7 @@ def test_a_tenant_over_its_rate_is_told_when_to_come_back() -> None:
     assert taken(here, ACME, 5) == 2
     limited = here.acquire(ACME, 1.0, 0.0)
     assert isinstance(limited, LimitExceeded)
-    assert "acme" in limited.why
+    assert "acme" in limited.reason
     assert limited.retry_after_s == 1.0
     assert isinstance(here.acquire(ACME, 1.0, 0.6), Charge)
 

@@ -63,7 +63,7 @@ def test_new_replicas_that_do_worse_cause_a_rollback_before_all_are_replaced(
         StageObservation(old=RolloutCounts(1000, 2, 1000, 990), new=new), RULES
     )
     assert verdict.action is RolloutAction.ROLL_BACK
-    assert why in verdict.why
+    assert why in verdict.reason
 
 
 def test_one_that_ends_by_itself_is_one_too_many() -> None:
@@ -87,7 +87,7 @@ def test_a_roll_forward_out_of_trouble_is_not_reverted() -> None:
 
 def test_a_rollout_decision_on_few_legs_says_so() -> None:
     verdict = evaluate_stage(StageObservation(new=RolloutCounts(3, 0), baked_s=10), RULES)
-    assert (verdict.action, "too few" in verdict.why) == (RolloutAction.PROCEED, True)
+    assert (verdict.action, "too few" in verdict.reason) == (RolloutAction.PROCEED, True)
 
 
 @given(TRIALS)

@@ -104,7 +104,7 @@ ARGUMENTS: dict[str, object] = {
     "component": "controller",
     "leg_id": "r-1.0",
     "retry_after_s": 2.0,
-    "why": "it broke",
+    "reason": "it broke",
     "remedy": "mend it",
     "problems": ("one", "two"),
     "name": "conv.csv",

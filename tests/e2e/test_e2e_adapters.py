@@ -119,13 +119,13 @@ def test_only_an_administrating_key_loads_and_errors_are_explained(world: World)
     for who, status in ((None, 401), ("user", 403)):
         asked = world.post("/v1/load_lora_adapter", who=who, lora_name="sql", lora_path=path)
         assert asked.status_code == status, asked.text
-    for folder, status, why in (
+    for folder, status, reason in (
         ("none", 404, "no such folder"),
         ("wide", 400, "max_rank"),
         ("../up", 403, "runtime_adapters.paths"),
     ):
         refused = world.load("sql", folder)
-        assert (refused.status_code, why in refused.text) == (status, True), refused.text
+        assert (refused.status_code, reason in refused.text) == (status, True), refused.text
     assert world.load("tiny").status_code == 400
     assert world.unload("sql").status_code == 404
     assert world.listed() == [{"tiny"}] * 12

@@ -128,7 +128,7 @@ class TransportError(Exception):
 
 def test_a_gated_model_wants_its_licence_accepted_and_a_token() -> None:
     found = explain_failure(GatedRepoError(401), ASKED)
-    assert found.why == "model org/m is gated: https://hub.example answered 401"
+    assert found.reason == "model org/m is gated: https://hub.example answered 401"
     assert found.remedy == (
         "accept its licence at https://hub.example/org/m and set HF_TOKEN to a token of that"
         " account"
@@ -142,7 +142,7 @@ def test_the_first_error_of_an_unreachable_hub_is_reported() -> None:
     error = FileNotFoundError("cannot find the snapshot\nGot: ...")
     error.__cause__ = TransportError("no route to host")
     found = explain_failure(error, ASKED)
-    assert found.why == (
+    assert found.reason == (
         "https://hub.example cannot be reached for model org/m: TransportError: no route to host"
     )
     assert "HF_ENDPOINT" in found.remedy
@@ -152,15 +152,15 @@ def test_the_first_error_of_an_unreachable_hub_is_reported() -> None:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_said_with_its_folder(number: int) -> None:
     found = explain_failure(OSError(number, "no space"), ASKED)
-    assert found.why == "no room for model org/m in /models/hub: the disk is full"
+    assert found.reason == "no room for model org/m in /models/hub: the disk is full"
     assert "cluster.model_cache.path" in found.remedy
 
 
 def test_a_folder_that_cannot_be_written_is_said() -> None:
     found = explain_failure(PermissionError(errno.EACCES, "Permission denied"), ASKED)
-    assert found.why == "models cannot be kept in /models/hub: Permission denied"
+    assert found.reason == "models cannot be kept in /models/hub: Permission denied"
 
 
 def test_every_other_file_has_a_one_line_error() -> None:
     found = explain_failure(ValueError("first\nsecond"), ASKED)
-    assert found.why == "model org/m does not come from https://hub.example: ValueError: first"
+    assert found.reason == "model org/m does not come from https://hub.example: ValueError: first"

@@ -32,7 +32,7 @@ PATHS = {
 THREE = FrontendLimits(max_messages=3)
 
 
-def why(limits: FrontendLimits, path: str, body: bytes) -> str | None:
+def reason(limits: FrontendLimits, path: str, body: bytes) -> str | None:
     problem = limits.check_body(path, body)
     if problem is None:
         return None
@@ -46,13 +46,13 @@ def conversation(count: int, key: str = "messages") -> bytes:
 
 @pytest.mark.parametrize(("path", "key"), PATHS.items())
 def test_more_messages_than_are_taken_are_refused(path: str, key: str) -> None:
-    assert why(THREE, path, conversation(3, key)) is None
-    assert why(THREE, path, conversation(4, key)) == f"4 {key}, at most 3 are taken"
+    assert reason(THREE, path, conversation(3, key)) is None
+    assert reason(THREE, path, conversation(4, key)) == f"4 {key}, at most 3 are taken"
 
 
 def test_where_no_limit_is_set_there_is_one_far_above_any_conversation() -> None:
-    assert why(FrontendLimits(), CHAT, conversation(DEFAULT_MAX_MESSAGES)) is None
-    assert why(FrontendLimits(), CHAT, conversation(100_000)) is not None
+    assert reason(FrontendLimits(), CHAT, conversation(DEFAULT_MAX_MESSAGES)) is None
+    assert reason(FrontendLimits(), CHAT, conversation(100_000)) is not None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_where_no_limit_is_set_there_is_one_far_above_any_conversation() -> None
 )
 def test_every_text_that_the_framework_reads_is_counted(body: bytes) -> None:
     assert len(json.loads(body)["messages"]) == 4
-    assert why(THREE, CHAT, body) is not None
+    assert reason(THREE, CHAT, body) is not None
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_every_text_that_the_framework_reads_is_counted(body: bytes) -> None:
     ],
 )
 def test_a_body_without_a_conversation_is_left_to_vllm(body: bytes) -> None:
-    assert why(THREE, CHAT, body) is None
+    assert reason(THREE, CHAT, body) is None
 
 
 def test_a_completion_has_no_messages() -> None:
-    assert why(THREE, "/v1/completions", conversation(9)) is None
+    assert reason(THREE, "/v1/completions", conversation(9)) is None
 
 
 @pytest.mark.parametrize("depth", [10_000, 100_000])
@@ -103,9 +103,9 @@ def test_a_body_that_is_nested_deeply_is_refused_without_a_stack_to_spill(
 ) -> None:
     closing = {"[": "]", '{"messages":': "}"}[opening]
     body = ('{"messages":' + opening * depth + "1" + closing * depth + "}").encode()
-    assert why(THREE, CHAT, body) == "the body is nested too deeply"
+    assert reason(THREE, CHAT, body) == "the body is nested too deeply"
     unread = ('{"messages":[],"x":' + opening * depth + "1" + closing * depth + "}").encode()
-    assert why(THREE, CHAT, unread) == "the body is nested too deeply"
+    assert reason(THREE, CHAT, unread) == "the body is nested too deeply"
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_the_prompts_of_a_batch_are_counted_and_the_tokens_of_one_are_not(
     limits = FrontendLimits(max_n=2)
     for more in ("", ', "x": NaN'):
         body = f'{{"prompt": {prompt}{more}}}'.encode()
-        assert (why(limits, "/v1/completions", body) is not None) == refused
-        assert why(limits, CHAT, body) is None
-        assert why(FrontendLimits(), "/v1/completions", body) is None
+        assert (reason(limits, "/v1/completions", body) is not None) == refused
+        assert reason(limits, CHAT, body) is None
+        assert reason(FrontendLimits(), "/v1/completions", body) is None
 
 
 text = st.text(st.characters(min_codepoint=0, max_codepoint=0x10FFFF), max_size=8) | st.lists(
@@ -149,14 +149,14 @@ def test_half_a_pair_is_found_exactly_where_a_string_cannot_be_encoded(
         encodable = False
     else:
         encodable = True
-    assert (why(FrontendLimits(), "/v1/completions", body) is None) == encodable
+    assert (reason(FrontendLimits(), "/v1/completions", body) is None) == encodable
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_half_a_pair_is_found_in_other_encodings_than_utf_8(encoding: str) -> None:
     for value, fine in (("\ud83d", False), ("\U0001f600", True)):
         body = json.dumps({"x": value}, ensure_ascii=False).encode(encoding, "surrogatepass")
-        assert (why(FrontendLimits(), CHAT, body) is None) == fine
+        assert (reason(FrontendLimits(), CHAT, body) is None) == fine
 
 
 def test_a_text_that_is_clearly_short_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_a_text_that_is_clearly_short_is_not_parsed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(frontend_limits, "_loads", never)
     said = [{"messages": [{"content": "한국어 \\n \\\\ é, " * 5000}]}]
     for sent in (json.dumps(said), json.dumps([*said, "\U0001f600"], ensure_ascii=False)):
-        assert why(FrontendLimits(), CHAT, sent.encode()) is None
+        assert reason(FrontendLimits(), CHAT, sent.encode()) is None
 
 
 def test_the_number_of_bad_words_is_limited() -> None:

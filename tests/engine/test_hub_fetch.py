@@ -116,11 +116,11 @@ def test_a_download_that_is_cut_goes_on(node: Node) -> None:
 
 def test_a_gated_model_comes_by_the_token_alone(node: Node) -> None:
     node.hub.behavior = HubBehavior(gated=True)
-    why, remedy = node.fetches()
-    assert why == f"model org/small is gated: {node.hub.url} answered 401"
+    reason, remedy = node.fetches()
+    assert reason == f"model org/small is gated: {node.hub.url} answered 401"
     assert remedy.startswith(f"accept its licence at {node.hub.url}/org/small and set HF_TOKEN")
-    why, remedy = node.fetches({"HF_TOKEN": "hf_of_another"})
-    assert "answered 403" in why
+    reason, remedy = node.fetches({"HF_TOKEN": "hf_of_another"})
+    assert "answered 403" in reason
     assert "with the account of HF_TOKEN" in remedy
     assert node.fetches({"HF_TOKEN": TOKEN}) == []
 
@@ -138,8 +138,8 @@ def test_a_missing_model_is_one_line(node: Node) -> None:
         f"model org/small has no revision 'v9' on {node.hub.url}",
         "correct models.*.revision",
     ]
-    why, remedy = node.fetches({"HF_HUB_OFFLINE": "1", "HF_HOME": str(node.folder / "empty")})
-    assert "HF_HUB_OFFLINE is set" in why
+    reason, remedy = node.fetches({"HF_HUB_OFFLINE": "1", "HF_HOME": str(node.folder / "empty")})
+    assert "HF_HUB_OFFLINE is set" in reason
     assert remedy.startswith("fetch it there with 'hf download'")
 
 
@@ -179,15 +179,17 @@ def test_a_model_that_is_here_starts_without_the_hub(node: Node) -> None:
 
 
 def test_a_hub_that_does_not_answer_is_said_at_once(node: Node) -> None:
-    why, remedy = node.fetches({"HF_ENDPOINT": "http://127.0.0.1:9"})
-    assert why.startswith("http://127.0.0.1:9 cannot be reached for model org/small: ConnectError")
+    reason, remedy = node.fetches({"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert reason.startswith(
+        "http://127.0.0.1:9 cannot be reached for model org/small: ConnectError"
+    )
     assert "HF_ENDPOINT for a mirror" in remedy
 
 
 def test_headers_of_a_mirror_are_not_shown(node: Node) -> None:
     word = "-".join(("my", "password"))
-    why, _ = node.fetches({"HF_ENDPOINT": f"http://me:{word}@127.0.0.1:9"})
-    assert why.startswith("http://127.0.0.1:9 cannot be reached")
+    reason, _ = node.fetches({"HF_ENDPOINT": f"http://me:{word}@127.0.0.1:9"})
+    assert reason.startswith("http://127.0.0.1:9 cannot be reached")
     assert word not in node.report.read_text()
 
 

@@ -278,7 +278,10 @@ def breaking(ingress: Ingress) -> None:
         replica_id, leg_id = ingress.link.legs[request_id]
         ingress.driver.on_event(
             LegFailed(
-                replica_id=replica_id, leg_id=leg_id, failure=LegFailure.ENGINE_ERROR, why="a test"
+                replica_id=replica_id,
+                leg_id=leg_id,
+                failure=LegFailure.ENGINE_ERROR,
+                reason="a test",
             )
         )
 

@@ -139,8 +139,8 @@ class ScriptedEngine:
                 await self.check_gate.wait()
         except TimeoutError:
             raise TransferFailed(source_id, f"no answer within {deadline_s} s") from None
-        if why := self.unreachable.get(source_id):
-            raise TransferFailed(source_id, why)
+        if reason := self.unreachable.get(source_id):
+            raise TransferFailed(source_id, reason)
 
     def load(self) -> Load:
         return self.current_load
@@ -171,9 +171,9 @@ class ScriptedEngine:
         if not is_lost:
             self._kv_batches.put_nowait(batch)
 
-    def crash(self, why: str = "cuda error") -> None:
+    def crash(self, reason: str = "cuda error") -> None:
         """Fail as an engine process does that was killed."""
-        self._steps.put_nowait(EngineDied("scripted", why))
+        self._steps.put_nowait(EngineDied("scripted", reason))
 
     def step_all(self) -> None:
         """Produce the next token of every running leg, in one step."""

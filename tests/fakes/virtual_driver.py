@@ -115,8 +115,8 @@ class LiveIngress:
             replica_id, lambda replica, own: replica.check_side_channel(own, source_id, address)
         )
 
-    def report_broken_agent(self, replica_id: str, why: str) -> None:
-        del why  # a simulated replica asks for none
+    def report_broken_agent(self, replica_id: str, reason: str) -> None:
+        del reason  # a simulated replica asks for none
         self._call_replica(replica_id, lambda replica, _: replica.on_agent_broken())
 
     def _call_replica(

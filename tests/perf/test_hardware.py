@@ -72,7 +72,7 @@ def test_an_accelerator_is_found_as_people_and_drivers_call_it(said: str, name: 
 def test_an_unknown_accelerator_is_answered_with_near_names() -> None:
     with pytest.raises(UnknownAccelerator) as caught:
         find_accelerator("H2000")
-    assert "'H2000'" in caught.value.why
+    assert "'H2000'" in caught.value.reason
     assert "h200_sxm" in caught.value.remedy
 
 

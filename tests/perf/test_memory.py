@@ -343,7 +343,7 @@ def test_weights_that_do_not_fit_are_named_with_their_excess() -> None:
     assert error.term == "weights"
     assert error.excess_bytes / 1e9 == pytest.approx(811.7 / 8 - 0.9 * 0.988 * 85.9, abs=0.1)
     assert error.min_parallelism == (8, 2)
-    assert "tp 8, pp 1 does not fit h100_sxm" in error.why
+    assert "tp 8, pp 1 does not fit h100_sxm" in error.reason
     assert error.remedy == "the smallest that fits is tp 8, pp 2"
 
 
@@ -393,7 +393,7 @@ def test_heads_that_cannot_be_split_are_refused_with_a_split_that_can() -> None:
         0.0,
         (2, 1),
     )
-    assert "64 heads (8 of keys and values) and 80 layers" in error.why
+    assert "64 heads (8 of keys and values) and 80 layers" in error.reason
 
 
 def test_a_model_that_no_number_of_devices_holds_is_refused_without_a_shape() -> None:

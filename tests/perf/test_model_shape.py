@@ -321,7 +321,7 @@ def test_known_shapes_are_consistent(shape: ModelShape) -> None:
 def test_an_unknown_model_is_answered_with_near_names() -> None:
     with pytest.raises(UnknownModel) as caught:
         find_shape("meta-llama/Llama-3.1-71B")
-    assert "'meta-llama/Llama-3.1-71B'" in caught.value.why
+    assert "'meta-llama/Llama-3.1-71B'" in caught.value.reason
     assert "meta-llama/Llama-3.1-70B" in caught.value.remedy
     assert "config.json" in caught.value.remedy
 

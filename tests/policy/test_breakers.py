@@ -38,7 +38,7 @@ def test_a_circuit_opens_after_failures_in_a_row_and_no_sooner() -> None:
     fail(made, 1)
     assert made.circuit_state("a", 0.0) is CircuitState.OPEN
     assert made.openings == 1
-    assert "it broke" in made.why("a")
+    assert "it broke" in made.reason("a")
 
 
 def test_fewer_failures_are_borne_from_the_next_one_on() -> None:

@@ -66,7 +66,7 @@ def test_an_unresponsive_cluster_is_chosen_only_when_all_are(
 
 def test_a_family_leaves_home_when_the_wait_there_exceeds_what_its_cache_is_worth() -> None:
     home = home_cluster("f", CLUSTERS)
-    for wait_s, why in (
+    for wait_s, reason in (
         (0.0, ChoiceReason.HOME),
         (0.9, ChoiceReason.HOME),
         (1.1, ChoiceReason.OVERFLOWED),
@@ -76,8 +76,8 @@ def test_a_family_leaves_home_when_the_wait_there_exceeds_what_its_cache_is_wort
             for cluster in CLUSTERS
         ]
         chosen = choose_cluster("f", now, prefix_prefill_s=1.0)
-        assert (chosen.reason, chosen.home) == (why, home.name)
-        assert (chosen.cluster == home.name) == (why is ChoiceReason.HOME)
+        assert (chosen.reason, chosen.home) == (reason, home.name)
+        assert (chosen.cluster == home.name) == (reason is ChoiceReason.HOME)
 
 
 def test_a_distant_cluster_must_be_worth_its_round_trip() -> None:

@@ -385,7 +385,7 @@ def test_three_handoffs_that_fail_in_a_row_quarantine_a_link() -> None:
     assert links.record_failure("p0", "d0", 2.0, "timed out") is LinkState.UNKNOWN
     assert links.record_failure("p0", "d0", 3.0, "timed out") is LinkState.QUARANTINED
     assert links.transfer_s("p0", "d0", MB) is None
-    assert links.why("p0", "d0") == "3 handoffs failed in a row: timed out"
+    assert links.reason("p0", "d0") == "3 handoffs failed in a row: timed out"
 
 
 def test_a_handoff_that_lands_breaks_the_row_of_failures() -> None:
@@ -431,7 +431,7 @@ def test_a_failed_probe_quarantines_a_link_at_once() -> None:
     links = link_table()
     links.record_probe_failure("p0", "d0", 5.0, "no listener")
     assert links.transfer_s("p0", "d0", MB) is None
-    assert (links.state("p0", "d0"), links.why("p0", "d0")) == (
+    assert (links.state("p0", "d0"), links.reason("p0", "d0")) == (
         LinkState.QUARANTINED,
         "no listener",
     )
@@ -444,12 +444,12 @@ def test_only_a_probe_that_moved_blocks_ends_a_quarantine() -> None:
     links.record_probe_success("p0", "d0", 6.0)
     links.observe("d0", puller.pull(MB), 7.0)
     links.record_probe_inconclusive("p0", "d0", 8.0, "busy")
-    assert (links.state("p0", "d0"), links.why("p0", "d0")) == (
+    assert (links.state("p0", "d0"), links.reason("p0", "d0")) == (
         LinkState.QUARANTINED,
         "no listener",
     )
     links.record_probe_success("p0", "d0", 9.0, elapsed_s=0.1)
-    assert (links.state("p0", "d0"), links.why("p0", "d0")) == (LinkState.OK, "")
+    assert (links.state("p0", "d0"), links.reason("p0", "d0")) == (LinkState.OK, "")
     assert links.record_failure("p0", "d0", 10.0) is LinkState.OK
 
 
@@ -475,9 +475,9 @@ def test_a_probe_that_could_not_tell_leaves_the_state_and_says_why() -> None:
     links = link_table()
     links.record_probe_inconclusive("p0", "d0", 1.0, "the source is busy")
     assert links.state("p0", "d0") is LinkState.UNKNOWN
-    assert links.why("p0", "d0") == "the source is busy"
+    assert links.reason("p0", "d0") == "the source is busy"
     links.record_probe_success("p0", "d0", 2.0)
-    assert links.why("p0", "d0") == ""
+    assert links.reason("p0", "d0") == ""
 
 
 def test_probes_seed_the_setup_by_the_least_they_took_but_the_first() -> None:

@@ -251,9 +251,9 @@ def suspect_among(*pairs: PullHistory, served: dict[str, float] | None = None) -
 
 
 def test_a_target_whose_pulls_fail_from_sources_that_serve_others_is_broken() -> None:
-    why = suspect_among(failing("p1"), failing("p0"))
-    assert why is not None
-    assert "for 30 s every pull from p0, p1 has failed" in why
+    reason = suspect_among(failing("p1"), failing("p0"))
+    assert reason is not None
+    assert "for 30 s every pull from p0, p1 has failed" in reason
 
 
 def test_a_target_with_one_source_is_evaluated_by_that_one() -> None:

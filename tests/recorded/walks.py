@@ -209,7 +209,7 @@ class Walk:
                     source_id=channel.source_id,
                     is_reachable=draw < 0.6,
                     elapsed_s=0.001,
-                    why="" if draw < 0.6 else "no answer",
+                    reason="" if draw < 0.6 else "no answer",
                 )
                 self.world.handle(answer)
 

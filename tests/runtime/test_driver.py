@@ -75,8 +75,8 @@ class Outside:
         self.checked.append((replica_id, source_id, address))
         self.checking.set()
 
-    def report_broken_agent(self, replica_id: str, why: str) -> None:
-        self.reported.append((replica_id, why))
+    def report_broken_agent(self, replica_id: str, reason: str) -> None:
+        self.reported.append((replica_id, reason))
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         self.delivered.extend(deliveries)

@@ -229,7 +229,7 @@ def test_a_file_is_followed(tmp_path: Path) -> None:
     files = KeyFiles({"acme": path})
     assert files.ring.tenant_of(token, NOW) is None
     (notice,) = files.poll()
-    assert (notice.keys, notice.why) == (1, None)
+    assert (notice.keys, notice.reason) == (1, None)
     assert files.ring.tenant_of(token, NOW) == "acme"
     assert files.poll() == ()
 
@@ -316,15 +316,15 @@ def test_a_broken_file_keeps_its_last_good_keys_and_is_said_once(
     harm(path)
     put(other, late)
     notices = {notice.path: notice for notice in files.poll()}
-    assert notices[str(path)].why is not None
-    assert str(path) in str(notices[str(path)].why)
+    assert notices[str(path)].reason is not None
+    assert str(path) in str(notices[str(path)].reason)
     assert files.ring.tenant_of(token, NOW) == "acme"
     assert files.ring.tenant_of(late_token, NOW) == "beta"
     assert files.poll() == ()
 
     path.unlink(missing_ok=True)
     put(path, replace(key, revoked_at=NOW))
-    assert [notice.why for notice in files.poll()] == [None]
+    assert [notice.reason for notice in files.poll()] == [None]
     assert files.ring.tenant_of(token, NOW) is None
 
 
@@ -337,7 +337,7 @@ def test_a_file_that_is_mended_as_it_was_is_said_to_be_good_again(tmp_path: Path
     _break(path)
     files.poll()
     put(path, key)
-    assert [notice.why for notice in files.poll()] == [None]
+    assert [notice.reason for notice in files.poll()] == [None]
 
 
 def test_a_file_that_was_away_is_read_again_though_it_has_not_changed(tmp_path: Path) -> None:
@@ -348,9 +348,9 @@ def test_a_file_that_was_away_is_read_again_though_it_has_not_changed(tmp_path: 
     files = KeyFiles({"acme": path})
     files.poll()
     path.rename(away)
-    assert [notice.why is None for notice in files.poll()] == [False]
+    assert [notice.reason is None for notice in files.poll()] == [False]
     away.rename(path)
-    assert [notice.why for notice in files.poll()] == [None]
+    assert [notice.reason for notice in files.poll()] == [None]
 
 
 def test_a_repeated_error_is_reported_again(tmp_path: Path) -> None:
@@ -359,9 +359,9 @@ def test_a_repeated_error_is_reported_again(tmp_path: Path) -> None:
     key, _ = mint("acme", now=NOW)
     for _ in range(2):
         _break(path)
-        assert [notice.why is None for notice in files.poll()] == [False]
+        assert [notice.reason is None for notice in files.poll()] == [False]
         put(path, key)
-        assert [notice.why for notice in files.poll()] == [None]
+        assert [notice.reason for notice in files.poll()] == [None]
 
 
 def test_a_key_of_a_tenant_outside_the_file_is_rejected(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_a_key_of_a_tenant_outside_the_file_is_rejected(tmp_path: Path) -> None:
     put(path, key)
     files = KeyFiles({"acme": path})
     (notice,) = files.poll()
-    assert "of tenant 'beta', expected 'acme'" in str(notice.why)
+    assert "of tenant 'beta', expected 'acme'" in str(notice.reason)
     assert files.ring.tenant_of(token, NOW) is None
     files.watch({"acme": path, "beta": path})
     files.poll()
@@ -387,7 +387,7 @@ def test_a_key_that_is_in_two_files_counts_where_it_was_until_it_has_moved(tmp_p
     files.poll()
     put(other, moved)
     (notice,) = files.poll()
-    assert key.key_id in str(notice.why)
+    assert key.key_id in str(notice.reason)
     assert files.ring.tenant_of(token, NOW) == "acme"
     put(one)
     files.poll()

@@ -208,12 +208,12 @@ async def test_a_replica_of_another_version_is_refused_in_plain_words() -> None:
         async with running_client(new_session=sessions) as (client, log):
             client.connect("r1", address)
             identity, *_ = await peer.receive()
-            why = codec.mismatch_message(peer_version=1, own_version=2)
+            reason = codec.mismatch_message(peer_version=1, own_version=2)
             await peer.send(
-                identity, *codec.encode(frames.Close(CloseReason.PROTOCOL_MISMATCH, why))
+                identity, *codec.encode(frames.Close(CloseReason.PROTOCOL_MISMATCH, reason))
             )
             await sessions.wait_opened(2)
-            assert client.rejection_reasons == {"r1": why}
+            assert client.rejection_reasons == {"r1": reason}
             assert log.events == []
 
 

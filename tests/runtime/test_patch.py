@@ -22,11 +22,11 @@ from baton.runtime.process.log_events import FIELDS
 TARGET = Target(package="vendor", names=("vendor.private",), tested=("1.2", "1.3"))
 
 
-def made(*, why: str | None = None, is_required: bool = False) -> Patch:
+def made(*, reason: str | None = None, is_required: bool = False) -> Patch:
     return Patch(
         name="a patch",
         target=TARGET,
-        guard=lambda: why,
+        guard=lambda: reason,
         apply=replace_attributes,
         fallback="it is slower",
         is_required=is_required,
@@ -44,7 +44,7 @@ def test_a_patch_that_does_not_fit_is_turned_off_with_one_event(
 ) -> None:
     owner = SimpleNamespace(method=1)
     with caplog.at_level(logging.WARNING):
-        assert not made(why="no method").install(owner, method=2)
+        assert not made(reason="no method").install(owner, method=2)
     assert owner.method == 1
     (record,) = caplog.records
     assert record.getMessage() == "patch_turned_off"
@@ -58,7 +58,7 @@ def test_a_patch_that_does_not_fit_is_turned_off_with_one_event(
 
 def test_a_required_patch_that_does_not_fit_refuses() -> None:
     with pytest.raises(EngineStartFailed) as refused:
-        made(why="no method", is_required=True).install(SimpleNamespace(method=1), method=2)
+        made(reason="no method", is_required=True).install(SimpleNamespace(method=1), method=2)
     assert str(refused.value) == (
         "a patch: got no method, expected the private names of vendor 1.2 or 1.3;"
         " install vendor 1.2 or 1.3; it is slower"

@@ -42,7 +42,7 @@ async def test_an_engine_that_raises_on_submit_fails_one_leg_only() -> None:
         client.submit("decode-1", make_leg("a"))
         failed = await log.wait(LegFailed)
         assert failed.failure is LegFailure.ENGINE_ERROR
-        assert "no such adapter" in failed.why
+        assert "no such adapter" in failed.reason
         engine.submit_result = None
         client.submit("decode-1", make_leg("b"))
         await engine.watch.wait_until(lambda: "b" in engine.running)
@@ -56,7 +56,7 @@ async def test_a_leg_whose_adapter_cannot_be_loaded_is_refused_with_the_reason()
         failed = await log.wait(LegFailed)
         # Not an engine's failure: another try would end the same, and the replica is well.
         assert failed.failure is LegFailure.REJECTED
-        assert failed.why == "adapter ada: /adapters/ada: no such folder"
+        assert failed.reason == "adapter ada: /adapters/ada: no such folder"
 
 
 async def test_an_engine_that_never_accepts_fails_the_leg_at_the_deadline() -> None:
@@ -475,7 +475,7 @@ async def test_a_side_channel_that_answers_is_reported_as_reachable() -> None:
         client.check_side_channel("decode-1", "p0", "host:1")
         checked = await log.wait(SideChannelChecked)
         assert (checked.replica_id, checked.source_id) == ("decode-1", "p0")
-        assert (checked.is_reachable, checked.why) == (True, "")
+        assert (checked.is_reachable, checked.reason) == (True, "")
         assert engine.checks == [("p0", "host:1")]
 
 
@@ -484,7 +484,7 @@ async def test_a_side_channel_that_fails_is_reported_with_the_reason() -> None:
         engine.unreachable["p0"] = "its layout is another"
         client.check_side_channel("decode-1", "p0", "host:1")
         checked = await log.wait(SideChannelChecked)
-        assert (checked.is_reachable, checked.why) == (False, "its layout is another")
+        assert (checked.is_reachable, checked.reason) == (False, "its layout is another")
 
 
 async def test_an_unresponsive_side_channel_fails_at_the_deadline() -> None:
@@ -496,7 +496,7 @@ async def test_an_unresponsive_side_channel_fails_at_the_deadline() -> None:
         client.check_side_channel("decode-1", "p0", "host:1")
         checked = await log.wait(SideChannelChecked)
         assert not checked.is_reachable
-        assert "0.05 s" in checked.why
+        assert "0.05 s" in checked.reason
         assert checked.elapsed_s >= 0.05
 
 
@@ -511,7 +511,7 @@ async def test_an_engine_that_breaks_in_a_check_fails_that_check_only() -> None:
         for source_id in ("p0", "p1"):
             client.check_side_channel("decode-1", source_id, "host:1")
         await log.wait(SideChannelChecked, 2)
-        said = {checked.source_id: checked.why for checked in log.of_type(SideChannelChecked)}
+        said = {checked.source_id: checked.reason for checked in log.of_type(SideChannelChecked)}
         assert said == {"p0": "ArithmeticError: a bug", "p1": ""}
         assert not host.failed.done()
 
@@ -548,7 +548,7 @@ async def test_an_old_result_is_not_given_again() -> None:
         engine.unreachable["p0"] = "gone"
         await asyncio.sleep(0.55)  # a result is good for half a second
         client.check_side_channel("decode-1", "p0", "host:1")
-        assert (await log.wait(SideChannelChecked, 2)).why == "gone"
+        assert (await log.wait(SideChannelChecked, 2)).reason == "gone"
 
 
 async def test_another_address_of_a_source_is_another_check() -> None:

@@ -190,8 +190,8 @@ class Fleet:
     def history(self) -> Sequence[GenerationRecord]:
         return self.generations.history()
 
-    def set_status(self, generation: int, status: GenerationStatus, why: str = "") -> None:
-        self.generations.set_status(generation, status, why)
+    def set_status(self, generation: int, status: GenerationStatus, reason: str = "") -> None:
+        self.generations.set_status(generation, status, reason)
 
     def record_code_version(self) -> None:
         self.signed = True

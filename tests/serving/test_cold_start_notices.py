@@ -247,7 +247,7 @@ def test_a_permanent_error_ends_the_start() -> None:
     reporter.failed(EngineStartFailed("model m is gated", "accept its licence"))
     with pytest.raises(EngineStartFailed) as failed:
         StartWatch(store).check()
-    assert failed.value.why == "model m is gated, on node 10.0.0.7"
+    assert failed.value.reason == "model m is gated, on node 10.0.0.7"
     assert failed.value.remedy == "accept its licence"
 
 

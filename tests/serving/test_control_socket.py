@@ -85,7 +85,7 @@ def test_an_error_of_the_replicas_comes_back_as_itself(
 
     with pytest.raises(type(error)) as caught:
         serve(fails).query(CONTROLLER, "status")
-    assert (caught.value.why, caught.value.remedy) == (error.why, error.remedy)
+    assert (caught.value.reason, caught.value.remedy) == (error.reason, error.remedy)
 
 
 def test_while_a_deployment_ends_every_command_is_told_so_at_once(tmp_path: Path) -> None:

@@ -158,8 +158,8 @@ def test_a_replica_that_was_lost_is_kept_with_when_and_why_and_a_leaver_is_not()
     follow.on_members(frozenset({member("a"), member("b")}))
     for name in "ab":
         follow.on_link_event(joined(name))
-    why = "replica a: engine core died; its process ended with signal SIGKILL\nmore"
-    follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.ENGINE_DEAD, detail=why))
+    reason = "replica a: engine core died; its process ended with signal SIGKILL\nmore"
+    follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.ENGINE_DEAD, detail=reason))
     follow.on_members(frozenset({member("a")}))
     follow.on_link_event(ReplicaLost(replica_id="b", reason=LossReason.DISCONNECTED))
     assert follow.losses() == [
@@ -167,6 +167,6 @@ def test_a_replica_that_was_lost_is_kept_with_when_and_why_and_a_leaver_is_not()
             "replica_id": "a",
             "age_s": 7.5,
             "reason": "engine_dead",
-            "detail": why.partition("\n")[0],
+            "detail": reason.partition("\n")[0],
         }
     ]

@@ -487,12 +487,12 @@ TOO_MUCH = {
 @needs_haproxy
 def test_a_head_that_is_too_large_is_refused_in_the_shape_of_the_clients_api(folder: Path) -> None:
     with haproxy_before(folder, TlsConfig()) as port:
-        for name, (request, why) in TOO_MUCH.items():
+        for name, (request, reason) in TOO_MUCH.items():
             status, document = raw(port, request)
             error = document["error"]
             assert isinstance(error, dict)
             assert (status, error["type"], error["code"]) == (431, "BadRequestError", 431), name
-            assert why in error["message"]
+            assert reason in error["message"]
             status, document = raw(port, request[:-4] + b"\r\nanthropic-version: 1\r\n\r\n")
             assert (status, document["type"]) == (431, "error")
 

@@ -55,15 +55,15 @@ def test_a_pool_without_gpus_needs_none(make: Make) -> None:
 
 def test_a_lone_replica_that_decodes_is_not_replaced_where_no_other_fits(make: Make) -> None:
     config = make("pools.d.engine.max_num_seqs=9")
-    (why,) = no_room_reasons(config, make(), {"p": 1, "d": 1}, ["p", "d"])
-    assert why.startswith("pool d has one replica")
+    (reason,) = no_room_reasons(config, make(), {"p": 1, "d": 1}, ["p", "d"])
+    assert reason.startswith("pool d has one replica")
     assert no_room_reasons(config, make(), {"p": 1, "d": 2}, ["p", "d"]) == []
 
 
 def test_replicas_that_take_more_than_before_need_room_beside(make: Make) -> None:
     more, less = make("pools.d.resources.cpus=3"), make("pools.d.resources.cpus=1")
-    (why,) = no_room_reasons(more, make(), {"p": 2, "d": 2}, ["d"])
-    assert why.startswith("pool d asks for more than before")
+    (reason,) = no_room_reasons(more, make(), {"p": 2, "d": 2}, ["d"])
+    assert reason.startswith("pool d asks for more than before")
     assert no_room_reasons(less, make(), {"p": 2, "d": 2}, ["d"]) == []
     assert no_room_reasons(more, make(), {"p": 2, "d": 2}, []) == []
 
@@ -90,8 +90,8 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveDeployment]:
 
 def test_the_maximum_of_pools_is_all_their_allowed_replicas(make: Make) -> None:
     more = make("pools.d.replicas.max=3", "pools.p.resources.cpus=4")
-    (why,) = cpu_shortfall(more, make(), cpus=9.5)
-    assert "may come to 10 CPUs, and Ray was started with 9.5" in why
+    (reason,) = cpu_shortfall(more, make(), cpus=9.5)
+    assert "may come to 10 CPUs, and Ray was started with 9.5" in reason
     assert cpu_shortfall(more, make(), cpus=10) == []
     assert cpu_shortfall(more, more, cpus=1) == []
     assert cpu_shortfall(make(), more, cpus=1) == []

@@ -335,7 +335,7 @@ def test_a_node_that_shared_a_folder_is_read_when_the_one_that_was_asked_is_gone
 def test_a_node_that_does_not_answer_is_said_once_until_it_does() -> None:
     silent: Mapping[str, LogBatch | ReadFailure] = {
         "1": batch(1),
-        "2": ReadFailure(why="no answer within 20 s"),
+        "2": ReadFailure(reason="no answer within 20 s"),
     }
     scripted = Scripted([silent, silent, {"1": batch(1), "2": batch(2, line(1, "a"))}, silent])
     told: list[str] = []

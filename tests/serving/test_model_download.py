@@ -116,7 +116,7 @@ async def test_a_failed_download_is_reported_to_every_waiter(hub: Hub, tmp_path:
         await fetch(ORDER, seen(hub, tmp_path), StartReporter("decode", "n", store), deadline_s=60)
     assert "accept its licence" in failed.value.remedy
     (data,) = store.values.values()
-    assert json.loads(data)["reason"] == failed.value.why
+    assert json.loads(data)["reason"] == failed.value.reason
 
 
 @pytest.mark.slow

@@ -233,8 +233,8 @@ def test_serve_s_own_word_ends_it_and_the_way_back_is_waited_for(config: Deploym
     assert revert(script, way, way.old, script.options()) == ()
     assert script.orders == [{"d": "new"}, {"d": "old"}]
     stuck = Script([FleetStatus()])
-    (why,) = revert(stuck, way, way.old, stuck.options())
-    assert "not back after 60 s" in why
+    (reason,) = revert(stuck, way, way.old, stuck.options())
+    assert "not back after 60 s" in reason
 
 
 @dataclass

@@ -73,8 +73,8 @@ def test_a_collector_that_is_not_there_is_given_up_within_the_deadline() -> None
         f"http://127.0.0.1:{free_port()}/", instance_id="ingress-1", deadline_s=0.2
     )
     began_s = time.monotonic()
-    why = exporter.export([traced()])
-    assert why is not None
-    assert "/v1/traces did not take 10 spans" in why
+    reason = exporter.export([traced()])
+    assert reason is not None
+    assert "/v1/traces did not take 10 spans" in reason
     assert time.monotonic() - began_s < 2.0
     exporter.close()

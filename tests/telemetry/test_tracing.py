@@ -44,11 +44,11 @@ class Collector:
     def export(self, traces: list[TraceSpans]) -> str | None:
         if not self.takes.acquire(timeout=WAIT_S):
             raise TimeoutError("nobody let it take the batch")
-        why = self.away
-        if why is None:
+        reason = self.away
+        if reason is None:
             self.taken.extend(traces)
         self.asked.release()
-        return why
+        return reason
 
     def close(self) -> None:
         self.closed = True

@@ -263,11 +263,11 @@ async def check(
     )
 
 
-async def why(address: str, wanted: str | None = None, deadline_s: float = SOON_S) -> str:
+async def reason(address: str, wanted: str | None = None, deadline_s: float = SOON_S) -> str:
     with pytest.raises(TransferFailed) as caught:
         await check(address, wanted, deadline_s)
     assert caught.value.replica_id == "p-1"
-    return caught.value.why
+    return caught.value.reason
 
 
 def descriptors() -> int:
@@ -293,24 +293,24 @@ async def test_the_question_names_the_first_rank_which_every_engine_has() -> Non
 async def test_a_port_without_a_listener_is_named() -> None:
     async with running_listener(reply_metadata()) as listener:
         address = listener.address
-    assert "no process listens" in await why(address)
+    assert "no process listens" in await reason(address)
 
 
 async def test_a_listener_that_never_answers_is_given_up_at_the_deadline() -> None:
     async with mute() as address:
-        text = await why(address, deadline_s=BRIEF_S)
+        text = await reason(address, deadline_s=BRIEF_S)
     assert "no answer within 0.3 s" in text
 
 
 async def test_a_listener_that_hangs_after_the_handshake_is_given_up_at_the_deadline() -> None:
     async with running_listener(lambda _: None) as listener:
-        assert "no answer" in await why(listener.address, deadline_s=BRIEF_S)
+        assert "no answer" in await reason(listener.address, deadline_s=BRIEF_S)
     assert listener.requests
 
 
 async def test_an_engine_that_is_not_compatible_is_refused_with_both_hashes() -> None:
     async with running_listener(reply_metadata("b2")) as listener:
-        text = await why(listener.address, "a1")
+        text = await reason(listener.address, "a1")
     assert "got hash b2, expected a1" in text
 
 
@@ -334,19 +334,19 @@ async def test_any_hash_will_do_where_none_is_wanted() -> None:
 )
 async def test_an_answer_that_no_engine_can_read_is_refused(reply: Reply) -> None:
     async with running_listener(reply) as listener:
-        assert "no engine can read" in await why(listener.address)
+        assert "no engine can read" in await reason(listener.address)
 
 
 async def test_an_endless_answer_is_not_taken_in() -> None:
     async with running_listener(reply_metadata(metadata=bytes(9 << 20))) as listener:
-        assert "no answer" in await why(listener.address, deadline_s=BRIEF_S)
+        assert "no answer" in await reason(listener.address, deadline_s=BRIEF_S)
 
 
 @pytest.mark.parametrize(
     "address", ["", "host", ":5600", "host:", "host:port", "host:-1", "::1:5600"]
 )
 async def test_an_address_that_is_none_is_refused(address: str) -> None:
-    assert "expected HOST:PORT" in await why(address)
+    assert "expected HOST:PORT" in await reason(address)
 
 
 async def test_no_outcome_leaves_a_socket_behind() -> None:
@@ -355,9 +355,9 @@ async def test_no_outcome_leaves_a_socket_behind() -> None:
         before = descriptors()
         for _ in range(5):
             await check(listener.address)
-            await why(listener.address, "other")
-            await why(silent, deadline_s=0.02)
-            await why(f"{HOST}:1")
+            await reason(listener.address, "other")
+            await reason(silent, deadline_s=0.02)
+            await reason(f"{HOST}:1")
         await asyncio.sleep(0)
         assert descriptors() <= before + 2
 
@@ -369,7 +369,7 @@ async def test_a_check_that_is_cancelled_leaves_no_socket_behind() -> None:
         asked.set()
 
     async with running_listener(note) as listener:
-        await why(listener.address, deadline_s=BRIEF_S)
+        await reason(listener.address, deadline_s=BRIEF_S)
         before = descriptors()
         for _ in range(3):
             asked.clear()

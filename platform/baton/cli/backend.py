@@ -198,11 +198,11 @@ class NotInstalled(BatonError):
 
     def __init__(self, package: str) -> None:
         super().__init__(package)
-        self.why = f"the package '{package}' is not installed"
+        self.reason = f"the package '{package}' is not installed"
         self.remedy = f"install baton with an engine: {pip_install_engine()}"
 
     def __str__(self) -> str:
-        return f"{self.why}; {self.remedy}"
+        return f"{self.reason}; {self.remedy}"
 
 
 def _load_commands() -> Commands:

@@ -109,9 +109,9 @@ def report_errors(*, after_failure: str | None = None) -> Iterator[None]:
         if isinstance(error, BrokenPipeError) and _is_reader_gone():
             raise  # Click ends it without a word: `baton logs | head` has what it wanted
         code = exit_code(error)
-        why: object = getattr(error, "why", None)
+        reason: object = getattr(error, "reason", None)
         remedy: object = getattr(error, "remedy", None)
-        for line in str(error if remedy is None else why).splitlines():
+        for line in str(error if remedy is None else reason).splitlines():
             print_error(line)
         own_step = None if code is ExitCode.USAGE else after_failure
         typer.echo(f"next: {remedy or own_step or _NEXT_STEPS[code]}", err=True)

@@ -46,8 +46,10 @@ def load_trace(
     except UnicodeDecodeError as error:
         raise TraceUnusable(f"{path}: is no text: {error}", "name a file of UTF-8 text") from error
     except OSError as error:
-        why = error.strerror or str(error)
-        raise TraceUnusable(f"{path}: cannot be read: {why}", "name a file that can be") from error
+        reason = error.strerror or str(error)
+        raise TraceUnusable(
+            f"{path}: cannot be read: {reason}", "name a file that can be"
+        ) from error
 
 
 def load_with_arrivals(

@@ -170,8 +170,8 @@ class _Handlers:
         except _QueryFailed as error:
             return JSONResponse({"reason": str(error)}, 503)
         if not reports:
-            why = "nobody remembers it: an ingress keeps its last few thousand requests"
-            return JSONResponse({"reason": why}, 404)
+            reason = "nobody remembers it: an ingress keeps its last few thousand requests"
+            return JSONResponse({"reason": reason}, 404)
         body = msgspec.json.encode({"requests": reports})
         return Response(body, media_type="application/json")
 

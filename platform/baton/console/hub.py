@@ -191,13 +191,13 @@ class Hub:
             return sum(map(len, frames.values()))
         return 0
 
-    def _on_failure(self, source: Source, why: str, error: Exception | None = None) -> None:
+    def _on_failure(self, source: Source, reason: str, error: Exception | None = None) -> None:
         if source not in self._failing_since:
             self._failing_since[source] = self._clock()
-            _LOGGER.warning("console cannot read %s: %s", source.name, why, exc_info=error)
+            _LOGGER.warning("console cannot read %s: %s", source.name, reason, exc_info=error)
         for topic in source.topics:
             self._frames.pop(topic, None)
-        self._send_failure(source, why)
+        self._send_failure(source, reason)
 
     def _on_success(self, source: Source) -> None:
         if self._failing_since.pop(source, None) is not None:
@@ -205,10 +205,10 @@ class Hub:
             for topic in source.topics:
                 self._frames.pop(f"trouble:{topic}", None)
 
-    def _send_failure(self, source: Source, why: str | None) -> None:
+    def _send_failure(self, source: Source, reason: str | None) -> None:
         since_s = self._failing_since.get(source)
         for_s = None if since_s is None else round(self._clock() - since_s, 1)
-        frame = _frame_of("trouble", {"source": source.name, "reason": why, "for_s": for_s})
+        frame = _frame_of("trouble", {"source": source.name, "reason": reason, "for_s": for_s})
         for topic in sorted(source.topics):
             self._send(f"trouble:{topic}", topic, frame)
 

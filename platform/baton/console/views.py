@@ -157,6 +157,6 @@ def _unreachable(ingresses: Iterable[Json]) -> dict[str, str]:
     """Unreachable replicas, each with the first reported reason."""
     reasons: dict[str, str] = {}
     for ingress in ingresses:
-        for replica_id, why in (ingress.get("unjoined") or {}).items():
-            reasons.setdefault(replica_id, why)
+        for replica_id, reason in (ingress.get("unjoined") or {}).items():
+            reasons.setdefault(replica_id, reason)
     return reasons

@@ -181,8 +181,8 @@ class Coordinator:
         in_flight, pending = len(self._requests), self._pending
         at_s = self._handled_at_s if now_s is None else now_s
         if in_flight + requests > self._limits.max_requests:
-            why = f"{in_flight} requests are in flight"
-            return self._pending.queue_full_error("-", why, at_s)
+            reason = f"{in_flight} requests are in flight"
+            return self._pending.queue_full_error("-", reason, at_s)
         # More than could ever wait may come to an empty queue: an idle fleet takes in most at once.
         queueable = min(requests, self._limits.max_queued_requests)
         excess = len(pending) + queueable - self._limits.max_queued_requests
@@ -190,12 +190,12 @@ class Coordinator:
             excess > 0
             and pending.admission.evictable_count(self._rules.highest_priority(tenant)) < excess
         ):
-            why = f"{len(pending)} requests wait for a replica"
-            return self._pending.queue_full_error("-", why, at_s)
+            reason = f"{len(pending)} requests wait for a replica"
+            return self._pending.queue_full_error("-", reason, at_s)
         if tenant is not None and now_s is not None:
             known_tenant = self._rules.tenant(tenant)
             if (limited := self._tenant_limits.check(known_tenant, now_s)) is not None:
-                return RateLimited("-", limited.retry_after_s, limited.why)
+                return RateLimited("-", limited.retry_after_s, limited.reason)
         return None
 
     def can_serve(self) -> bool:
@@ -380,12 +380,12 @@ class Coordinator:
         requests[request.request_id] = state
         self._lifecycle.shared_prompts.on_arrived(request)
         if isinstance(slo, ClassNotAllowed):
-            self._lifecycle.fail(state, NotAllowed(request.request_id, slo.why), now_s)
+            self._lifecycle.fail(state, NotAllowed(request.request_id, slo.reason), now_s)
             return
         state.slo = slo
         error = self._rejection_of(request, now_s) or self._charge(state, now_s)
         if error is not None:
-            self._lifecycle.end(state, Phase.SHED, now_s, reason=error.why, error=error)
+            self._lifecycle.end(state, Phase.SHED, now_s, reason=error.reason, error=error)
         else:
             self._lifecycle.retries.on_arrival(now_s)
             self._lifecycle.place(state, now_s)
@@ -397,19 +397,21 @@ class Coordinator:
         tokens = len(request.prompt_token_ids) + expected_tokens
         charge = self._tenant_limits.acquire(state.tenant, tokens, now_s)
         if isinstance(charge, LimitExceeded):
-            return RateLimited(state.request_id, charge.retry_after_s, charge.why)
+            return RateLimited(state.request_id, charge.retry_after_s, charge.reason)
         state.charge = charge
         return None
 
     def _rejection_of(self, request: Request, now_s: float) -> QueueFull | PromptTooLong | None:
         limits = self._limits
         if len(self._requests) > limits.max_requests:
-            why = f"{limits.max_requests} requests are in flight"
-            return self._pending.queue_full_error(request.request_id, why, now_s)
+            reason = f"{limits.max_requests} requests are in flight"
+            return self._pending.queue_full_error(request.request_id, reason, now_s)
         tokens = len(request.prompt_token_ids)
         if limits.max_prompt_tokens is not None and tokens > limits.max_prompt_tokens:
-            why = f"the prompt has {tokens} tokens, at most {limits.max_prompt_tokens} are let in"
-            return PromptTooLong(request.request_id, why)
+            reason = (
+                f"the prompt has {tokens} tokens, at most {limits.max_prompt_tokens} are let in"
+            )
+            return PromptTooLong(request.request_id, reason)
         return None
 
     def _on_rejected(self, event: RequestsRejected, now_s: float) -> None:
@@ -452,11 +454,11 @@ class Coordinator:
             if state is None:  # a running leg without a request is a probe's
                 self._add_commands(self._prober.on_output(output, now_s))
             elif output.finish in REJECTED_FINISHES:
-                why, is_invalid = (
+                reason, is_invalid = (
                     str(output.stop_reason or ""),
                     output.finish is FinishReason.INVALID,
                 )
-                lifecycle.fail_rejected(state, replica_id, why, now_s, is_invalid=is_invalid)
+                lifecycle.fail_rejected(state, replica_id, reason, now_s, is_invalid=is_invalid)
             elif leg.kind is LegKind.PREFILL:
                 delivery = lifecycle.on_prefill_output(state, output, dispatched, now_s)
                 if delivery is not None:
@@ -493,7 +495,7 @@ class Coordinator:
         if event.failure in _REJECTIONS:
             is_invalid = event.failure is LegFailure.INVALID
             self._lifecycle.fail_rejected(
-                state, event.replica_id, event.why, now_s, is_invalid=is_invalid
+                state, event.replica_id, event.reason, now_s, is_invalid=is_invalid
             )
             return
         if event.failure is LegFailure.KV_LOAD_FAILED:
@@ -519,8 +521,8 @@ class Coordinator:
     def _on_abort_timeout(self, closing: ClosingLeg, now_s: float) -> None:
         """A replica did not confirm an abort in time: that counts against it."""
         dispatched = closing.dispatched
-        why = "an abort was not confirmed"
-        self._health.on_leg_failed(dispatched.replica_id, dispatched.leg.leg_id, now_s, why)
+        reason = "an abort was not confirmed"
+        self._health.on_leg_failed(dispatched.replica_id, dispatched.leg.leg_id, now_s, reason)
         self._release_closing_lease(closing, now_s)
 
     def _release_closing_lease(self, closing: ClosingLeg, now_s: float) -> None:
@@ -603,8 +605,8 @@ class Coordinator:
         for closing_leg in closing:
             self._legs.confirm_closed(closing_leg.dispatched.leg.leg_id)
             self._release_closing_lease(closing_leg, now_s)
-        why = f"the replica was lost ({event.reason})"
-        cause = RetryCause(event.replica_id, RetryReason.REPLICA_LOST, why)
+        reason = f"the replica was lost ({event.reason})"
+        cause = RetryCause(event.replica_id, RetryReason.REPLICA_LOST, reason)
         for state in self._lifecycle.requests_on(event.replica_id):
             if event.reason in _CRASH_REASONS:
                 state.on_replica_crashed()

@@ -56,7 +56,7 @@ class ReportFailedAgent(Value, kw_only=True):
     """Ask for the replacement of a replica that can pull from no source, though others can."""
 
     replica_id: str
-    why: str
+    reason: str
 
 
 class Delivery(Value, kw_only=False):

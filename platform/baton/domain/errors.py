@@ -94,16 +94,15 @@ class Rejected(BatonError):
     retryable = True
     http_status = 503
 
-    def __init__(self, request_id: str, retry_after_s: float, why: str) -> None:
-        super().__init__(request_id, retry_after_s, why)
+    def __init__(self, request_id: str, retry_after_s: float, reason: str) -> None:
+        super().__init__(request_id, retry_after_s, reason)
         self.request_id = request_id
         self.retry_after_s = retry_after_s
-        self.why = why
+        self.reason = reason
 
     def __str__(self) -> str:
-        return (
-            f"request {self.request_id} refused: {self.why}; {retry_after_text(self.retry_after_s)}"
-        )
+        retry = retry_after_text(self.retry_after_s)
+        return f"request {self.request_id} refused: {self.reason}; {retry}"
 
 
 class QueueFull(Rejected):
@@ -147,13 +146,13 @@ class Evicted(Rejected):
 
 
 class _RequestFailed(BatonError):
-    def __init__(self, request_id: str, why: str) -> None:
-        super().__init__(request_id, why)
+    def __init__(self, request_id: str, reason: str) -> None:
+        super().__init__(request_id, reason)
         self.request_id = request_id
-        self.why = why
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"request {self.request_id}: {self.why}"
+        return f"request {self.request_id}: {self.reason}"
 
 
 class EngineFailed(_RequestFailed):
@@ -203,53 +202,53 @@ class DeadlineExceeded(_RequestFailed):
 class _ReplicaError(BatonError):
     retryable = True
 
-    def __init__(self, replica_id: str, why: str) -> None:
-        super().__init__(replica_id, why)
+    def __init__(self, replica_id: str, reason: str) -> None:
+        super().__init__(replica_id, reason)
         self.replica_id = replica_id
-        self.why = why
+        self.reason = reason
 
 
 class EngineDied(_ReplicaError):
     """The engine of a replica is dead; its requests go on elsewhere."""
 
     def __str__(self) -> str:
-        return f"the engine of replica {self.replica_id} died: {self.why}"
+        return f"the engine of replica {self.replica_id} died: {self.reason}"
 
 
 class ComponentUnhealthy(BatonError):
     """A part of a deployment lives and cannot do its work: Ray Serve is to replace it."""
 
-    def __init__(self, component: str, why: str) -> None:
-        super().__init__(component, why)
+    def __init__(self, component: str, reason: str) -> None:
+        super().__init__(component, reason)
         self.component = component
-        self.why = why
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.component} is broken and has to be replaced: {self.why}"
+        return f"{self.component} is broken and has to be replaced: {self.reason}"
 
 
 class AdapterFailed(BatonError):
     """A LoRA adapter cannot be loaded; legs without it are not concerned."""
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(name, why)
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
         self.name = name
-        self.why = why
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"adapter {self.name}: {self.why}"
+        return f"adapter {self.name}: {self.reason}"
 
 
 class LegInvalid(BatonError):
     """An engine refuses a leg because of its request; any engine of its model would."""
 
-    def __init__(self, leg_id: str, why: str) -> None:
-        super().__init__(leg_id, why)
+    def __init__(self, leg_id: str, reason: str) -> None:
+        super().__init__(leg_id, reason)
         self.leg_id = leg_id
-        self.why = why
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"leg {self.leg_id}: {self.why}"
+        return f"leg {self.leg_id}: {self.reason}"
 
 
 def prompt_too_long_message(prompt_tokens: int, max_len_tokens: int) -> str:
@@ -261,14 +260,14 @@ class LinkFailed(_ReplicaError):
     """A fleet link refused a frame or is down."""
 
     def __str__(self) -> str:
-        return f"link to replica {self.replica_id}: {self.why}"
+        return f"link to replica {self.replica_id}: {self.reason}"
 
 
 class TransferFailed(_ReplicaError):
     """KV blocks cannot be fetched from a replica; the engine computes them instead."""
 
     def __str__(self) -> str:
-        return f"KV blocks cannot be fetched from replica {self.replica_id}: {self.why}"
+        return f"KV blocks cannot be fetched from replica {self.replica_id}: {self.reason}"
 
 
 class RdmaMissing(TransferFailed):
@@ -278,13 +277,13 @@ class RdmaMissing(TransferFailed):
 class OperatorError(BatonError):
     """An error that an operator can correct; `remedy` says how."""
 
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(why, remedy)
-        self.why = why
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason, remedy)
+        self.reason = reason
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.why}; {self.remedy}"
+        return f"{self.reason}; {self.remedy}"
 
 
 class ClusterFailed(OperatorError):
@@ -361,14 +360,14 @@ class InsufficientMemory(OperatorError):
 
     def __init__(
         self,
-        why: str,
+        reason: str,
         remedy: str,
         term: str,
         excess_bytes: float,
         min_parallelism: tuple[int, int] | None,
     ) -> None:
-        super().__init__(why, remedy)
-        self.args = (why, remedy, term, excess_bytes, min_parallelism)
+        super().__init__(reason, remedy)
+        self.args = (reason, remedy, term, excess_bytes, min_parallelism)
         self.term = term
         self.excess_bytes = excess_bytes
         self.min_parallelism = min_parallelism

@@ -49,7 +49,7 @@ class LegFailed(Value, kw_only=True):
     replica_id: str
     leg_id: str
     failure: LegFailure
-    why: str = ""
+    reason: str = ""
     was_sent: bool = True
     """False when the leg never left for the replica."""
 
@@ -120,7 +120,7 @@ class SideChannelChecked(Value, kw_only=True):
     source_id: str
     is_reachable: bool
     elapsed_s: float
-    why: str = ""
+    reason: str = ""
     """The failure; empty after a success."""
 
 

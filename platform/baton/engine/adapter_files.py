@@ -49,8 +49,8 @@ def adapter_refusal(
         return AdapterRejection(
             status=400, reason=f"{folder} has no weights, expected {expected_files}"
         )
-    why = _config_problem(config, max_rank)
-    return None if why is None else AdapterRejection(status=400, reason=f"{folder}: {why}")
+    reason = _config_problem(config, max_rank)
+    return None if reason is None else AdapterRejection(status=400, reason=f"{folder}: {reason}")
 
 
 def _read_config(path: Path) -> dict[str, object]:

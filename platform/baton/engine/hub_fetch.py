@@ -62,7 +62,7 @@ downloads by itself.
 class FetchFailure(NamedTuple):
     """Why a download failed, and a remedy."""
 
-    why: str
+    reason: str
     remedy: str
 
 
@@ -180,10 +180,12 @@ def access_failure(
     return None
 
 
-def no_answer_failure(repository: str, environ: Mapping[str, str], why: str) -> FetchFailure:
+def no_answer_failure(repository: str, environ: Mapping[str, str], reason: str) -> FetchFailure:
     """The failure of an `access_failure` that has not ended in time."""
     hub = _without_credentials(environ.get("HF_ENDPOINT") or _DEFAULT_HUB)
-    return FetchFailure(f"{hub} cannot be reached for model {repository}: {why}", _NETWORK_REMEDY)
+    return FetchFailure(
+        f"{hub} cannot be reached for model {repository}: {reason}", _NETWORK_REMEDY
+    )
 
 
 def _token_name(environ: Mapping[str, str]) -> str:
@@ -417,18 +419,18 @@ def _network_failure(error: BaseException, hub_model: HubModel) -> FetchFailure:
     )
 
 
-def _network_error(why: str, hub_model: HubModel) -> FetchFailure:
+def _network_error(reason: str, hub_model: HubModel) -> FetchFailure:
     """The hub cannot be reached."""
     return FetchFailure(
-        f"{hub_model.hub} cannot be reached for model {hub_model.repository}: {why}",
+        f"{hub_model.hub} cannot be reached for model {hub_model.repository}: {reason}",
         _NETWORK_REMEDY,
     )
 
 
-def _disk_full_failure(hub_model: HubModel, why: str) -> FetchFailure:
+def _disk_full_failure(hub_model: HubModel, reason: str) -> FetchFailure:
     """A model does not fit on the disk."""
     return FetchFailure(
-        f"no room for model {hub_model.repository} in {hub_model.folder}: {why}",
+        f"no room for model {hub_model.repository} in {hub_model.folder}: {reason}",
         "free disk there, or set cluster.model_cache.path to a folder with more",
     )
 

@@ -174,7 +174,7 @@ def _raise_misfit(question: PlanningProblem) -> None:
     )
     offer = question.offers[0]
     raise InsufficientMemory(
-        why=(
+        reason=(
             f"no shape of {question.model.name} on {offer.accelerator.name} is within the GPUs"
             " given"
         ),

@@ -162,7 +162,7 @@ class Driver:
                     command.replica_id, command.source_id, command.address
                 )
             case ReportFailedAgent():
-                self._link.report_broken_agent(command.replica_id, command.why)
+                self._link.report_broken_agent(command.replica_id, command.reason)
             case FailRequest():
                 self._frontend.fail(command.request_id, command.error)
             case StoreRequestRecord():
@@ -180,7 +180,7 @@ class Driver:
                     replica_id=command.replica_id,
                     leg_id=command.leg.leg_id,
                     failure=failure,
-                    why=_TOO_LARGE if failure is LegFailure.INVALID else "",
+                    reason=_TOO_LARGE if failure is LegFailure.INVALID else "",
                     was_sent=False,
                 )
             )

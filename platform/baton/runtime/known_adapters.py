@@ -57,8 +57,8 @@ class KnownAdapters:
                     await self._refresh()
             except (TimeoutError, OSError, RuntimeError) as error:
                 detail = str(error) or "no answer"
-                why = f"not known, and whether it is new cannot be asked: {detail}"
-                raise AdapterFailed(name, why) from error
+                reason = f"not known, and whether it is new cannot be asked: {detail}"
+                raise AdapterFailed(name, reason) from error
             location = self._find(name)
         if location is None:
             names = [*self._fixed, *self._added]

@@ -78,18 +78,18 @@ class Patch:
             return self._report(str(error))
         return True
 
-    def _report(self, why: str | None) -> bool:
-        if why is None:
+    def _report(self, reason: str | None) -> bool:
+        if reason is None:
             return True
         versions = f"{self.target.package} {' or '.join(self.target.tested)}"
         if self.is_required:
             raise EngineStartFailed(
-                f"{self.name}: got {why}, expected the private names of {versions}",
+                f"{self.name}: got {reason}, expected the private names of {versions}",
                 f"install {versions}; {self.fallback}",
             )
         fields = {
             "patch": self.name,
-            "reason": why,
+            "reason": reason,
             "expected": versions,
             "fallback": self.fallback,
         }

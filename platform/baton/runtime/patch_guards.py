@@ -111,7 +111,7 @@ def all_of(*guards: Guard) -> Guard:
 
     def check() -> str | None:
         problems = (guard() for guard in guards)
-        return next((why for why in problems if why is not None), None)
+        return next((reason for reason in problems if reason is not None), None)
 
     return check
 

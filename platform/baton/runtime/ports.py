@@ -114,7 +114,7 @@ class ReplicaLink(Protocol):
         """Have `replica_id` check that it could pull from `source_id`; best effort."""
         ...
 
-    def report_broken_agent(self, replica_id: str, why: str) -> None:
+    def report_broken_agent(self, replica_id: str, reason: str) -> None:
         """Tell a replica that its transfer agent is broken; best effort."""
         ...
 

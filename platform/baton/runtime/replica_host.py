@@ -262,8 +262,8 @@ class ReplicaHost:
         if self._draining:
             self._server.send_leg_failed(leg.leg_id, LegFailure.DRAINING)
         elif self.live_legs > self._options.max_live_legs:
-            why = f"{self._options.max_live_legs} legs live here already"
-            self._server.send_leg_failed(leg.leg_id, LegFailure.OVERLOADED, why)
+            reason = f"{self._options.max_live_legs} legs live here already"
+            self._server.send_leg_failed(leg.leg_id, LegFailure.OVERLOADED, reason)
         else:
             self._inbox.put(leg)
 
@@ -309,11 +309,11 @@ class ReplicaHost:
         """Have the engine check another replica; False when too many checks wait."""
         return self._checks is not None and self._checks.request(source_id, address)
 
-    def report_broken_agent(self, why: str) -> None:
+    def report_broken_agent(self, reason: str) -> None:
         """Keep why this replica is to be replaced; logged once."""
         if not self.agent_failure:
-            self.agent_failure = why
-            fields = {"replica_id": self._replica_id, "reason": why}
+            self.agent_failure = reason
+            fields = {"replica_id": self._replica_id, "reason": reason}
             log_event(_LOG, logging.ERROR, "agent_broken", fields)
 
     # ------------------------------------------------------------------ pumps
@@ -339,25 +339,25 @@ class ReplicaHost:
                 self.release(item.kv_handle)  # as the engine does with a leg that it aborts
 
     async def _submit(self, server: LinkServer, leg: Leg) -> None:
-        why = ""
+        reason = ""
         try:
             async with asyncio.timeout(self._options.submit_timeout_s):
                 failure = await self._engine.submit(leg)
         except AdapterFailed as error:
-            failure, why = LegFailure.REJECTED, str(error)
+            failure, reason = LegFailure.REJECTED, str(error)
         except LegInvalid as error:
-            failure, why = LegFailure.INVALID, error.why
+            failure, reason = LegFailure.INVALID, error.reason
         except Exception as error:  # noqa: BLE001 - one leg's failure is not the replica's
             log_event(
                 _LOG, logging.WARNING, "leg_not_accepted", {"leg_id": leg.leg_id}, error=error
             )
-            failure, why = LegFailure.ENGINE_ERROR, f"{type(error).__name__}: {error}"
+            failure, reason = LegFailure.ENGINE_ERROR, f"{type(error).__name__}: {error}"
             self.orphan((leg.leg_id,))  # it may have started all the same
         if failure is None:
             self.counters.submitted += 1
             return
         self.counters.failed += 1
-        server.send_leg_failed(leg.leg_id, failure, why)
+        server.send_leg_failed(leg.leg_id, failure, reason)
         self._check_drained()
 
     async def _pump_aborts(self, server: LinkServer) -> None:
@@ -377,8 +377,8 @@ class ReplicaHost:
                 async with asyncio.timeout(self._options.release_timeout_s):
                     await self._engine.release(kv_handle)
             except Exception as error:  # noqa: BLE001 - best effort: the lease expires anyway
-                why = {"reason": f"{type(error).__name__}: {error}"}
-                log_event(_LOG, logging.WARNING, "ticket_not_released", why)
+                reason = {"reason": f"{type(error).__name__}: {error}"}
+                log_event(_LOG, logging.WARNING, "ticket_not_released", reason)
                 continue
             self.counters.released += 1
             self._leases.remove(kv_handle)

@@ -28,13 +28,13 @@ GRACE_S: Final = 1.0
 class _Result(NamedTuple):
     ended_at_s: float
     elapsed_s: float
-    why: str
+    reason: str
 
 
 class OnCheckResult(Protocol):
     """Gets the results of checks."""
 
-    def __call__(self, source_id: str, address: str, *, elapsed_s: float, why: str) -> None:
+    def __call__(self, source_id: str, address: str, *, elapsed_s: float, reason: str) -> None:
         """One check ended; `why` is empty when it succeeded."""
         ...
 
@@ -58,7 +58,7 @@ class SideChannelCheckQueue:
             return True
         self._drop_expired()
         if (recent := self._recent.get(key)) is not None:
-            self._on_result(source_id, address, elapsed_s=recent.elapsed_s, why=recent.why)
+            self._on_result(source_id, address, elapsed_s=recent.elapsed_s, reason=recent.reason)
             return True
         try:
             self._queue.put_nowait(key)
@@ -72,19 +72,19 @@ class SideChannelCheckQueue:
         while True:
             key = source_id, address = await self._queue.get()
             began_at_s = self._now_s()
-            why = await self._check(source_id, address)
+            reason = await self._check(source_id, address)
             now_s = self._now_s()
             self._recent.pop(key, None)  # so that the oldest stay in front
-            self._recent[key] = _Result(now_s, now_s - began_at_s, why)
+            self._recent[key] = _Result(now_s, now_s - began_at_s, reason)
             self._in_flight.discard(key)
-            self._on_result(source_id, address, elapsed_s=now_s - began_at_s, why=why)
+            self._on_result(source_id, address, elapsed_s=now_s - began_at_s, reason=reason)
 
     async def _check(self, source_id: str, address: str) -> str:
         try:
             async with asyncio.timeout(self._deadline_s + GRACE_S):
                 await self._engine.check_side_channel(source_id, address, self._deadline_s)
         except TransferFailed as error:
-            return error.why or type(error).__name__
+            return error.reason or type(error).__name__
         except TimeoutError:
             return f"the check did not end within {self._deadline_s:g} s"
         except Exception as error:  # noqa: BLE001 - a check that breaks fails no request

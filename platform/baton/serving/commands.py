@@ -383,8 +383,8 @@ def _restore_adapters(
 ) -> None:
     if not registry.adapters:
         return
-    for adapter, why in unserved_adapters(registry, adapter_rules(config)):
-        progress(f"adapter {adapter.name!r} is not served: {why}")
+    for adapter, reason in unserved_adapters(registry, adapter_rules(config)):
+        progress(f"adapter {adapter.name!r} is not served: {reason}")
     with attach_deployment(None):
         AdapterStore().add(registry)
 
@@ -528,10 +528,11 @@ def _progress_lines(log: Path) -> list[str]:
 
 
 def _startup_failure(lines: Sequence[str], log: Path) -> EngineStartFailed:
-    why = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    reason = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     remedy = [line.removeprefix("next: ") for line in lines if line.startswith("next: ")]
     return EngineStartFailed(
-        "\n".join(why) or "it ended at once", "; ".join([*remedy[-1:], f"its output is in {log}"])
+        "\n".join(reason) or "it ended at once",
+        "; ".join([*remedy[-1:], f"its output is in {log}"]),
     )
 
 

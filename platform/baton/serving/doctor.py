@@ -96,7 +96,7 @@ def run_checks(
             lambda: gather_deployment(state, address, client=client, config=config),
         ).wait()
         if isinstance(snapshot, UnknownFact):
-            problem = OperatorError(snapshot.why, "look at 'baton status' and 'baton logs'")
+            problem = OperatorError(snapshot.reason, "look at 'baton status' and 'baton logs'")
         elif isinstance(snapshot, BatonError):
             problem = snapshot
     if problem is not None:
@@ -115,7 +115,7 @@ def _local_areas(
     if isinstance(machine, UnknownFact):
         topic = Topic("machine", "nothing starts on a machine that cannot be looked at")
         fix = "see whether a disk or a driver hangs: 'dmesg', 'nvidia-smi', 'df'"
-        return [("machine", [topic.failed(machine.why, fix)])]
+        return [("machine", [topic.failed(machine.reason, fix)])]
     if state is not None:
         token = file_fact("token of the Ray cluster", Path(state.token_file))
         machine = replace(machine, secrets=(*machine.secrets, token))
@@ -166,13 +166,13 @@ def unreachable_checks(error: BatonError, front: FrontSnapshot | None = None) ->
     """
     topic = Topic("deployment", "a deployment that cannot be joined cannot be operated")
     if isinstance(error, NotRunning) and not isinstance(error, AmbiguousDeployment):
-        why = "nothing runs here"
-        yield topic.skipped(why)
+        reason = "nothing runs here"
+        yield topic.skipped(reason)
     else:
-        why = "the deployment cannot be joined"
-        message = getattr(error, "why", str(error))
+        reason = "the deployment cannot be joined"
+        message = getattr(error, "reason", str(error))
         yield topic.failed(str(message), str(getattr(error, "remedy", "look at 'baton status'")))
-    skipped = _skip_all(why)
+    skipped = _skip_all(reason)
     yield from (
         islice(skipped, 1, None)
         if front is None
@@ -183,18 +183,18 @@ def unreachable_checks(error: BatonError, front: FrontSnapshot | None = None) ->
     )
 
 
-def _skip_all(why: str) -> Iterator[Check]:
+def _skip_all(reason: str) -> Iterator[Check]:
     """Each check of a deployment, as skipped; named by those of a deployment without content."""
     nothing = DeploymentSnapshot(
-        front=FrontSnapshot(endpoint=None, request=UnknownFact(why), at_s=0.0),
+        front=FrontSnapshot(endpoint=None, request=UnknownFact(reason), at_s=0.0),
         status={},
         versions_by_node={},
         open_ports=(),
         gcs_address="",
-        ray_auth=UnknownFact(why),
+        ray_auth=UnknownFact(reason),
     )
     for check in deployment_checks(nothing):
-        yield Topic(check.name, "").skipped(why)
+        yield Topic(check.name, "").skipped(reason)
 
 
 def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
@@ -202,7 +202,7 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
     topic = Topic("deployment", "the controller scales pools and deals out limits")
     status = snapshot.status
     if isinstance(status, UnknownFact):
-        yield topic.failed(status.why, "look into its logs with 'baton logs --controller'")
+        yield topic.failed(status.reason, "look into its logs with 'baton logs --controller'")
         yield from _front_checks(snapshot.front)
         yield from islice(_skip_all("the deployment does not answer"), 1 + _FRONT_CHECKS, None)
         return
@@ -247,8 +247,8 @@ def _check_endpoint(front: FrontSnapshot) -> Check:
     topic = Topic("endpoint", "it is what clients talk to")
     if isinstance(front.health_problem, UnknownFact):
         if front.endpoint is None:
-            return topic.skipped(front.health_problem.why)
-        return topic.failed(front.health_problem.why, "see 'baton logs --ingress'")
+            return topic.skipped(front.health_problem.reason)
+        return topic.failed(front.health_problem.reason, "see 'baton logs --ingress'")
     if front.health_problem:
         return topic.failed(
             f"{front.endpoint}/health: {front.health_problem}",
@@ -366,7 +366,7 @@ def _check_unauthorized(status: JsonDict) -> Check:
 def _check_deployment_disks(disks: tuple[DiskFact, ...] | UnknownFact) -> Check:
     topic = Topic("disks", "without room no log, no state and no model can be written")
     if isinstance(disks, UnknownFact):
-        return topic.warned(disks.why, "see whether a disk hangs: 'df', 'dmesg'")
+        return topic.warned(disks.reason, "see whether a disk hangs: 'df', 'dmesg'")
     if not disks:
         return topic.skipped("its folders are on other machines: look there with 'baton doctor'")
     return check_disks(topic, disks, remedy="or start it with TMPDIR on a larger disk")
@@ -388,9 +388,9 @@ def _check_ingresses(status: JsonDict) -> Check:
 def _check_joined(status: JsonDict) -> Check:
     topic = Topic("replicas joined", "a replica that has not joined gets no work")
     unreachable = [
-        f"{replica}: {why}"
+        f"{replica}: {reason}"
         for ingress in _ingresses(status)
-        for replica, why in sorted(ingress["unjoined"].items())
+        for replica, reason in sorted(ingress["unjoined"].items())
     ]
     if unreachable:
         return topic.failed(
@@ -433,7 +433,7 @@ def _check_pools(status: JsonDict) -> Check:
 def _check_pairs(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
     topic = Topic("pairs", "over a pair that is quarantined nothing is handed off")
     if isinstance(links, UnknownFact):
-        return topic.skipped(links.why)
+        return topic.skipped(links.reason)
     quarantined = [row for row in links if row["state"] == "quarantined"]
     if quarantined:
         details = [
@@ -456,7 +456,7 @@ def _check_pairs(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
 def _check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
     topic = Topic("side channels", "engines agree on them about what is to be fetched")
     if isinstance(links, UnknownFact):
-        return topic.skipped(links.why)
+        return topic.skipped(links.reason)
     unresponsive = sorted(
         {str(row["source_id"]) for row in links if str(row["reason"]).startswith("side channel")}
     )
@@ -471,9 +471,9 @@ def _check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
 def _check_agents(status: JsonDict) -> Check:
     topic = Topic("transfer agents", "an engine that fetches from nobody computes it all")
     broken_agents = {
-        f"{replica_id}: {why}"
+        f"{replica_id}: {reason}"
         for ingress in _ingresses(status)
-        for replica_id, why in (ingress.get("broken_agents") or {}).items()
+        for replica_id, reason in (ingress.get("broken_agents") or {}).items()
     }
     if broken_agents:
         return topic.failed(
@@ -529,7 +529,7 @@ def _check_metrics(snapshot: DeploymentSnapshot, status: JsonDict) -> Check:
         return topic.skipped("not enabled; see observability.metrics")
     problem = snapshot.metrics_problem
     if isinstance(problem, UnknownFact):
-        problem = problem.why
+        problem = problem.reason
     if problem:
         return topic.failed(
             f"{observability['url']}: {problem}",
@@ -636,7 +636,7 @@ def check_open_ports(
         " channels whoever asks",
     )
     if isinstance(ports, UnknownFact):
-        return topic.skipped(ports.why)
+        return topic.skipped(ports.reason)
     expected_ports = {urlsplit(url).port for url in (endpoint, metrics_url) if url}
     unexpected = [port for port in ports if port.port not in expected_ports]
     if unexpected:

@@ -193,9 +193,13 @@ def gather_front(
         fields = {} if isinstance(told, UnknownFact) else cast("JsonDict", told)
         endpoint = url or cast("str | None", fields.get("endpoint"))
         if endpoint is None:
-            why = UnknownFact("its public address is not known here; name it with --url")
+            reason = UnknownFact("its public address is not known here; name it with --url")
             return FrontSnapshot(
-                endpoint=None, health_problem=why, client=client, request=why, at_s=unix_time_s()
+                endpoint=None,
+                health_problem=reason,
+                client=client,
+                request=reason,
+                at_s=unix_time_s(),
             )
         health = PendingFact(_HTTP_TIMEOUT_S, endpoint, lambda: health_problem(endpoint))
         tls = PendingFact(TLS_TIMEOUT_S, endpoint, lambda: probe_tls(endpoint, client)).wait()
@@ -268,7 +272,7 @@ class ClusterProcess:
         """
         fact = self.fact(name)
         if isinstance(fact, UnknownFact):
-            raise OperatorError(fact.why, "look at 'baton logs'")
+            raise OperatorError(fact.reason, "look at 'baton logs'")
         return fact
 
     def fact(self, name: str) -> Any:  # noqa: ANN401 - JSON
@@ -283,10 +287,12 @@ class ClusterProcess:
             for line in lines:
                 if line.startswith(_FACT_PREFIX):
                     self._accept(*json.loads(line.removeprefix(_FACT_PREFIX)))
-        why = f"no answer within {self._timeout_s:g} s" if self.error is None else str(self.error)
+        reason = (
+            f"no answer within {self._timeout_s:g} s" if self.error is None else str(self.error)
+        )
         for name, event in self._arrived.items():
             if not event.is_set():
-                self._set(name, UnknownFact(f"the Ray cluster: {why}"))
+                self._set(name, UnknownFact(f"the Ray cluster: {reason}"))
 
     def _accept(self, name: str, value: JsonDict) -> None:
         if name == "error":
@@ -330,14 +336,14 @@ def print_cluster_facts(address: str | None, names: Sequence[str]) -> None:
             "error",
             {
                 "is_absent": isinstance(error, NotRunning),
-                "why": getattr(error, "why", str(error)),
+                "why": getattr(error, "reason", str(error)),
                 "remedy": getattr(error, "remedy", "look at 'baton status'"),
             },
         )
 
 
 def _print_fact(name: str, fact: object) -> None:
-    _print_line(name, {"unknown": fact.why} if isinstance(fact, UnknownFact) else {"is": fact})
+    _print_line(name, {"unknown": fact.reason} if isinstance(fact, UnknownFact) else {"is": fact})
 
 
 def _print_line(name: str, value: JsonDict) -> None:

@@ -109,15 +109,15 @@ async def check_side_channel(
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     peer_address = _parse_source_address(source_id, address)
-    why = "took no connection within {:.1f} s; check the network between the nodes"
+    reason = "took no connection within {:.1f} s; check the network between the nodes"
     try:
         async with asyncio.timeout(deadline_s):
             await _try_connect(peer_address)
-            why = "gave no answer within {:.1f} s: its thread hangs; restart the replica"
+            reason = "gave no answer within {:.1f} s: its thread hangs; restart the replica"
             parts = await _request_metadata(peer_address)
     except TimeoutError as error:
-        why = f"side channel {address} {why.format(deadline_s)}"
-        raise TransferFailed(source_id, why) from error
+        reason = f"side channel {address} {reason.format(deadline_s)}"
+        raise TransferFailed(source_id, reason) from error
     except OSError as error:
         raise TransferFailed(
             source_id,
@@ -162,18 +162,18 @@ async def _request_metadata(address: Address) -> list[bytes]:
 
 
 def _parse_reply(source_id: str, address: str, parts: list[bytes]) -> _Payload:
-    why = f"got {len(parts)} parts, expected {_REPLY_PARTS}"
+    reason = f"got {len(parts)} parts, expected {_REPLY_PARTS}"
     if len(parts) == _REPLY_PARTS:
         try:
             payload = _PAYLOAD.decode(parts[0])
         except (msgspec.MsgspecError, RecursionError) as error:
-            why = str(error)
+            reason = str(error)
         else:
             if payload.compatibility_hash and payload.agent_metadata_bytes:
                 return payload
-            why = "the hash or the metadata is empty"
+            reason = "the hash or the metadata is empty"
     raise TransferFailed(
         source_id,
-        f"side channel {address} answered what no engine can read: {why}; "
+        f"side channel {address} answered what no engine can read: {reason}; "
         "run the same vLLM everywhere",
     )

@@ -112,15 +112,15 @@ class _Bystanders:
         try:
             answer = client.post(TEXT, json=body, headers={"x-request-id": request_id})
             is_right = answer.status_code == 200 and answer.json()["id"] == f"cmpl-{request_id}"
-            why = "" if is_right else f"{answer.status_code} {answer.text[:100]}"
+            reason = "" if is_right else f"{answer.status_code} {answer.text[:100]}"
         except httpx.HTTPError as error:
-            is_right, why = False, type(error).__name__
+            is_right, reason = False, type(error).__name__
         with self._lock:
             self.answers += 1
             self.problem_count += not is_right
             self.latencies_s.append(time.monotonic() - began_s)
-            if why:
-                self.failures[why] += 1
+            if reason:
+                self.failures[reason] += 1
 
     def stop(self) -> None:
         self._over.set()
@@ -186,9 +186,9 @@ def limits(folder: Path) -> Outcome:
         default_tokens = default_output_tokens(client)
         with drips.stream_gaps(baton.url, baton.keys["beta"], MODEL) as gaps:
             problems = [
-                why
+                reason
                 for name, ask, wanted in EXCESSES * _ROUNDS
-                for why in check_answer(client, name, ask, wanted)
+                for reason in check_answer(client, name, ask, wanted)
             ]
         status_after = client.get("/v1/models").status_code
     return Outcome(
@@ -227,7 +227,7 @@ def slow_senders(folder: Path) -> Outcome:
             baton.address, key=baton.keys["acme"], per_kind=170, duration_s=100.0
         )
         latencies_s = sorted(bystanders.latencies_s[began:])
-        problem_count, why = bystanders.problem_count, dict(bystanders.failures)
+        problem_count, reason = bystanders.problem_count, dict(bystanders.failures)
     return Outcome(
         bounds=(
             at_least("connections at a time", totals.opened, 500),
@@ -245,7 +245,7 @@ def slow_senders(folder: Path) -> Outcome:
         ),
         figures={
             "until the last silent one was, s": totals.longest_connection_s["silent"],
-            "why": str(why),
+            "why": str(reason),
         },
         note="a connection that was still there at the end counts as 100 s",
     )
@@ -279,7 +279,7 @@ def keys(folder: Path) -> Outcome:
             results = [
                 routes.check_route(front, route, key) for route in all_routes for key in credentials
             ]
-            problems = sorted(why for why in results if why is not None)
+            problems = sorted(reason for reason in results if reason is not None)
             for path in routes.CONSOLE:
                 for credential in credentials:
                     problems += routes.check_console(inside, path, credential)

@@ -205,14 +205,14 @@ async def _freeze_replica(role: Role) -> Outcome:
                 from_s = max(at_s for at_s in lost_s if at_s is not None)
                 excluded_replicas.append(
                     ExcludedReplica(
-                        replica_id=name, from_s=from_s, to_s=thawed_s, why="it fell silent"
+                        replica_id=name, from_s=from_s, to_s=thawed_s, reason="it fell silent"
                     )
                 )
 
         exchanges = await run_load(stage, _STREAMS, freeze)
         history = await collect_history(stage, exchanges, excluded_replicas)
     (excluded,) = excluded_replicas or [
-        ExcludedReplica(replica_id="", from_s=0.0, to_s=0.0, why="it was not noticed")
+        ExcludedReplica(replica_id="", from_s=0.0, to_s=0.0, reason="it was not noticed")
     ]
     legs_after = count_legs(stage.records(), excluded.replica_id, since_s=excluded.to_s)
     stall = longest_stall(exchanges)
@@ -313,7 +313,7 @@ async def _drain_case(limits: CoordinatorLimits, *, is_migrated: bool) -> Outcom
                 began_s = time.monotonic()
                 known_s = await stage.drain(name)
                 excluded_replicas.append(
-                    ExcludedReplica(replica_id=name, from_s=known_s, why="its drain")
+                    ExcludedReplica(replica_id=name, from_s=known_s, reason="its drain")
                 )
                 took_s.append(await _wait_freed_s(stage, name, began_s))
                 await stage.stop(name)
@@ -377,7 +377,7 @@ async def role_changes(changes: int, scale_downs: int, load: Load) -> Outcome:
             began_s = time.monotonic()
             barred.append(
                 ExcludedReplica(
-                    replica_id=name, from_s=await stage.drain(name), why="its scale-down"
+                    replica_id=name, from_s=await stage.drain(name), reason="its scale-down"
                 )
             )
             free_s.append(await _wait_freed_s(stage, name, began_s))

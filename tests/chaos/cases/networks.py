@@ -95,10 +95,10 @@ def packets_lost(_: Path) -> Outcome:
     """Slower, and otherwise as ever."""
     try:
         return asyncio.run(_packets_lost())
-    except NotPossibleError as why:
+    except NotPossibleError as reason:
         bound = Bound(
             description="a network that loses packets",
-            actual=str(why),
+            actual=str(reason),
             expected="one",
             is_met=False,
         )

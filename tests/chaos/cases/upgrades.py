@@ -255,8 +255,10 @@ def _only_pools_replaced(
 
 
 def _figures(done: CommandResult) -> dict[str, Figure]:
-    why = done.report.get("reason") or [done.stderr.strip().splitlines()[-1] if done.stderr else ""]
-    return {"took, s": done.took_s, "why": "; ".join(why)}
+    reason = done.report.get("reason") or [
+        done.stderr.strip().splitlines()[-1] if done.stderr else ""
+    ]
+    return {"took, s": done.took_s, "why": "; ".join(reason)}
 
 
 @case(

@@ -98,16 +98,20 @@ def connection_error(error: BaseException, url: str, *, timeout_s: float) -> Not
             return NotRunning(*_describe_tls_error(cause, url))
     for cause in causes:
         if isinstance(cause, socket.gaierror):
-            why = f"{url}: unknown host name: {cause.strerror}"
-            return NotRunning(why, "correct the host in the URL")
+            reason = f"{url}: unknown host name: {cause.strerror}"
+            return NotRunning(reason, "correct the host in the URL")
         if isinstance(cause, TimeoutError):
-            why = f"{url}: no connection within {timeout_s:g} s"
-            return NotRunning(why, f"check the address, and firewalls on the way; {_SCHEME_REMEDY}")
+            reason = f"{url}: no connection within {timeout_s:g} s"
+            return NotRunning(
+                reason, f"check the address, and firewalls on the way; {_SCHEME_REMEDY}"
+            )
         if _is_refusal(cause):
-            why = f"{url}: connection refused: nothing listens there"
-            return NotRunning(why, "start a deployment with 'baton up -c FILE', or correct the URL")
-    why = f"{url}: no connection: {type(causes[0]).__name__} {causes[0]}".rstrip()
-    return NotRunning(why, f"correct the URL; {_SCHEME_REMEDY}")
+            reason = f"{url}: connection refused: nothing listens there"
+            return NotRunning(
+                reason, "start a deployment with 'baton up -c FILE', or correct the URL"
+            )
+    reason = f"{url}: no connection: {type(causes[0]).__name__} {causes[0]}".rstrip()
+    return NotRunning(reason, f"correct the URL; {_SCHEME_REMEDY}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -135,16 +139,16 @@ def _describe_tls_error(error: ssl.SSLError, url: str) -> tuple[str, str]:
     message = error.verify_message
     match error.verify_code:
         case code if code == _EXPIRED:
-            why, remedy = "the certificate has expired", "renew it"
+            reason, remedy = "the certificate has expired", "renew it"
         case code if code == _NOT_YET_VALID:
-            why, remedy = "the certificate is not valid yet", "check the clocks"
+            reason, remedy = "the certificate is not valid yet", "check the clocks"
         case code if code in _UNKNOWN_AUTHORITY:
-            why, remedy = (
+            reason, remedy = (
                 "the certificate is of an unknown authority",
                 "name the authority's certificates with --ca-file FILE",
             )
         case code if code in _OTHER_NAME:
-            why, remedy = "the certificate is for another name", "use that name in the URL"
+            reason, remedy = "the certificate is for another name", "use that name in the URL"
         case _:
-            why, remedy = "the certificate is not accepted", "name its authority with --ca-file"
-    return f"{url}: TLS: {why} ({message})", f"{remedy}, or skip this check with --insecure"
+            reason, remedy = "the certificate is not accepted", "name its authority with --ca-file"
+    return f"{url}: TLS: {reason} ({message})", f"{remedy}, or skip this check with --insecure"

@@ -126,9 +126,9 @@ class BenchmarkResult:
     def invalid_reasons(self) -> tuple[str, ...]:
         """Why runs are invalid, each with the run; empty if all are valid."""
         return tuple(
-            f"{run.load_label}, run {run.repeat + 1}: {why}"
+            f"{run.load_label}, run {run.repeat + 1}: {reason}"
             for run in self.runs
-            for why in run.metrics.invalid_reasons
+            for reason in run.metrics.invalid_reasons
         )
 
     def runs_by_load(self) -> dict[str, list[BenchmarkRun]]:

@@ -335,7 +335,7 @@ def _tables_of(result: BenchmarkResult, slo: SloObjectives) -> Iterable[Table]:
     for run in result.runs:
         failures.update(run.metrics.failures)
     if failures:
-        rows = tuple((why, format_number(count)) for why, count in failures.most_common(10))
+        rows = tuple((reason, format_number(count)) for reason, count in failures.most_common(10))
         yield Table(title="Failures", columns=("reason", "requests"), rows=rows)
 
 

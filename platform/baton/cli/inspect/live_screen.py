@@ -70,7 +70,7 @@ class Poller(Generic[T]):
                 self._answer = Answer(self._fetch(), time.monotonic())
                 self._unavailable_reason, has_answered = "", True
             except (NotRunning, TimedOut) as error:
-                self._unavailable_reason = error.why
+                self._unavailable_reason = error.reason
                 if not has_answered or not error.retryable:
                     self._error = error
             except (BatonError, OSError) as error:
@@ -138,8 +138,8 @@ def repeat(fetch: Callable[[], T], show: Callable[[T], None], interval_s: float)
             except (NotRunning, TimedOut) as error:
                 if not has_answered or not error.retryable:
                     raise
-                if error.why != printed_reason:
-                    printed_reason = error.why
+                if error.reason != printed_reason:
+                    printed_reason = error.reason
                     print_error(f"{printed_reason}; trying again")
             time.sleep(max(0.0, due_s - time.monotonic()))
     except KeyboardInterrupt:

@@ -123,7 +123,7 @@ def text_report(report: Report) -> Report:
         for ingress in ingresses
     ]
     if failed_agents := {
-        name: why for ingress in ingresses for name, why in _failed_agents(ingress).items()
+        name: reason for ingress in ingresses for name, reason in _failed_agents(ingress).items()
     }:
         shown["broken_agents"] = failed_agents
     if failures := [text for ingress in ingresses if (text := _policy_failure(ingress))]:

@@ -242,14 +242,14 @@ def _run(args: BenchArgs, *, output: OutputFormat, report: Path | None) -> None:
             for file in bench_run.write_files(findings, background, report):
                 typer.echo(f"report: {file}", err=True)
     if not any(run.metrics.completed for run in findings.runs):
-        reasons = [why for run in findings.runs for why in run.metrics.failures]
+        reasons = [reason for run in findings.runs for reason in run.metrics.failures]
         _fail(f"no request succeeded: {next(iter(reasons), 'all were stopped')}", _FAILED_REMEDY)
     if findings.is_partial:
         typer.secho("partial: stopped before its end; the figures say of what", err=True)
         raise typer.Exit(_INTERRUPTED)
     if findings.invalid_reasons:
-        for why in findings.invalid_reasons:
-            print_error(f"not valid: {why}")
+        for reason in findings.invalid_reasons:
+            print_error(f"not valid: {reason}")
         _fail("figures are the client's, not the endpoint's", _INVALID_REMEDY)
 
 
@@ -314,6 +314,6 @@ def _check_options(args: BenchArgs, *, rates_given: bool) -> None:
             *("fewer requests at a time than client processes", "--clients"),
         ),
     )
-    for is_violated, why, option in rules:
+    for is_violated, reason, option in rules:
         if is_violated:
-            raise typer.BadParameter(why, param_hint=option)
+            raise typer.BadParameter(reason, param_hint=option)

@@ -282,7 +282,7 @@ def _study(
             "short answers": replayed.short_answers,
         },
     )
-    failures = tuple((why, str(count)) for why, count in replayed.failures.items())
+    failures = tuple((reason, str(count)) for reason, count in replayed.failures.items())
     return Study(
         title=f"{trace.name} against {url}",
         evidence=Evidence.MEASURED,

@@ -195,12 +195,12 @@ def _group_by_reason(rows: Sequence[SkippedRow]) -> list[dict[str, object]]:
         groups.setdefault(row.reason, []).append(row)
     return [
         {
-            "why": why,
+            "why": reason,
             "count": len(group),
             "first": group[0].detail or group[0].row.name,
             "rows": [row.row.name for row in group],
         }
-        for why, group in groups.items()
+        for reason, group in groups.items()
     ]
 
 
@@ -312,8 +312,8 @@ def _evaluate_log(args: _LogArgs) -> dict[str, object]:
     measured = logged_latencies(log)
     predicted = replayed_latencies(log, engine, memory, timing)
     if not predicted.ttfts_s:
-        why = f"{path}: no request fits an engine of {memory.shape.name} as {_META} describes it"
-        raise TraceUnusable(why, f"look at max_model_len in {_META}")
+        reason = f"{path}: no request fits an engine of {memory.shape.name} as {_META} describes it"
+        raise TraceUnusable(reason, f"look at max_model_len in {_META}")
     return {
         "log": str(path),
         "model": memory.shape.name,
@@ -392,8 +392,8 @@ def _engine(path: Path) -> LoggedEngine:
 
 
 def _unreadable(path: Path, error: OSError | UnicodeDecodeError, remedy: str) -> TraceUnusable:
-    why = getattr(error, "strerror", None) or str(error)
-    return TraceUnusable(f"{path}: cannot be read: {why}", remedy)
+    reason = getattr(error, "strerror", None) or str(error)
+    return TraceUnusable(f"{path}: cannot be read: {reason}", remedy)
 
 
 def _memory(engine: LoggedEngine, args: _LogArgs) -> MemoryModel:

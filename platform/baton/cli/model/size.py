@@ -179,7 +179,7 @@ def _missize_report(question: Question, error: InsufficientMemory) -> dict[str, 
         "term": error.term,
         "over_bytes": error.excess_bytes,
         "smallest": _split(error.min_parallelism),
-        "why": error.why,
+        "why": error.reason,
     }
 
 

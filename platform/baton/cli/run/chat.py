@@ -312,31 +312,31 @@ class ChatClient:
             why = f"--url: got {self._url!r}, expected http:// or https:// before the host"
             raise ChatFailed(why, "write it as http://host:port") from error
         except httpx.TimeoutException as error:
-            why = f"{self._url}: nothing came for {self._timeout_s:g} s"
-            raise TimedOut(why, "allow more time with --timeout") from error
+            reason = f"{self._url}: nothing came for {self._timeout_s:g} s"
+            raise TimedOut(reason, "allow more time with --timeout") from error
         except httpx.HTTPError as error:
-            why = f"{self._url}: the answer broke off: {error}"
-            raise ChatFailed(why, "send it again; 'baton logs' may say more") from error
+            reason = f"{self._url}: the answer broke off: {error}"
+            raise ChatFailed(reason, "send it again; 'baton logs' may say more") from error
         except httpx.InvalidURL as error:
-            why = f"--url: got {self._url!r}, expected a URL: {error}"
-            raise ChatFailed(why, "write it as http://host:port") from error
+            reason = f"--url: got {self._url!r}, expected a URL: {error}"
+            raise ChatFailed(reason, "write it as http://host:port") from error
 
     def _check(self, response: httpx.Response, *, model: str) -> None:
         if response.is_success:
             return
         response.read()
         status, message = response.status_code, _error_message(response)
-        why = f"{self._url}: status {status}: {message}"
+        reason = f"{self._url}: status {status}: {message}"
         if status in UNAUTHORIZED:
-            raise ChatFailed(why, key_remedy(self._http.headers))
+            raise ChatFailed(reason, key_remedy(self._http.headers))
         if status == _STATUS_NOT_FOUND and model:
             served = ", ".join(self._served_models()) or "none"
-            raise ChatFailed(f"{why}; served: {served}", "name one of these with --model")
+            raise ChatFailed(f"{reason}; served: {served}", "name one of these with --model")
         if status in _STATUS_OVERLOADED:
             retry_after = response.headers.get("retry-after")
             when = f"in {retry_after} s" if retry_after else "later"
-            raise ChatFailed(why, f"send it again {when}; 'baton status' shows the load")
-        raise ChatFailed(why, "correct the request")
+            raise ChatFailed(reason, f"send it again {when}; 'baton status' shows the load")
+        raise ChatFailed(reason, "correct the request")
 
 
 class _StreamReader:

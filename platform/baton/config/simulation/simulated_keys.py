@@ -157,8 +157,8 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
         "Speculative decoding is not simulated: a step gives each stream one token",
     ),
     *(
-        KeyTreatment(f"pools.*.engine.extra.{name}", _IRRELEVANT, why)
-        for name, why in IRRELEVANT_ARGUMENTS.items()
+        KeyTreatment(f"pools.*.engine.extra.{name}", _IRRELEVANT, reason)
+        for name, reason in IRRELEVANT_ARGUMENTS.items()
     ),
     KeyTreatment(
         "pools.*.engine.extra.*", _NOT_SIMULATED, "Arguments passed on to vLLM are not simulated"

@@ -102,7 +102,7 @@ class CannotModel(ConfigInvalid):
     remedy = "correct these keys, as with --set, or give the model's config.json (--model-config)"
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         """The reasons, one per line."""
         return str(self)
 

@@ -335,7 +335,7 @@ def _rejected_record(error: Rejected, slo: Slo, tenant: str, now_s: float) -> Re
     record = RequestRecord(
         request_id=error.request_id,
         outcome=Phase.SHED,
-        reason=error.why,
+        reason=error.reason,
         routes=(),
         decisions=(),
         prompt_tokens=0,

@@ -274,9 +274,9 @@ class Autoscaler:
                 pool: answer[pool] for pool in sorted(observation.pools.keys() & answer.keys())
             }
             problems = [
-                f"policy {name!r} {why}"
+                f"policy {name!r} {reason}"
                 for pool, want in desired.items()
-                if (why := _invalid_answer(pool, want))
+                if (reason := _invalid_answer(pool, want))
             ]
         except Exception as error:  # noqa: BLE001 - a user's own code; the pools must not suffer
             return {}, [f"policy {name!r} raised {type(error).__name__}: {error}"]
@@ -424,14 +424,14 @@ def _stuck_message(pool: PoolObservation, stuck_s: float) -> str:
     )
 
 
-def _hold_decision(name: str, have: int, why: str) -> ScalingDecision:
+def _hold_decision(name: str, have: int, reason: str) -> ScalingDecision:
     return ScalingDecision(
         pool=name,
         current_replicas=have,
         target_replicas=have,
         desired_replicas=have,
         reason=ScalingReason.PAUSED,
-        detail=why,
+        detail=reason,
     )
 
 

@@ -54,7 +54,7 @@ class RolloutDecision:
     """The action, and its reason in words."""
 
     action: RolloutAction
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +89,20 @@ class StageObservation:
 
 def evaluate_stage(stage: StageObservation, rules: RolloutRules) -> RolloutDecision:
     """The action, by the results so far."""
-    if why := _rollback_reason(stage, rules):
-        return RolloutDecision(action=RolloutAction.ROLL_BACK, why=why)
+    if reason := _rollback_reason(stage, rules):
+        return RolloutDecision(action=RolloutAction.ROLL_BACK, reason=reason)
     if stage.baked_s is None:
-        return RolloutDecision(action=RolloutAction.HOLD, why="replicas are being replaced")
+        return RolloutDecision(action=RolloutAction.HOLD, reason="replicas are being replaced")
     if stage.baked_s < rules.bake_s:
         remaining_s = rules.bake_s - stage.baked_s
         return RolloutDecision(
-            action=RolloutAction.HOLD, why=f"watched for {remaining_s:.0f} s more"
+            action=RolloutAction.HOLD, reason=f"watched for {remaining_s:.0f} s more"
         )
     if stage.new.legs < rules.min_legs:
-        why = f"only {stage.new.legs} legs ran on new replicas, too few to compare"
-        return RolloutDecision(action=RolloutAction.PROCEED, why=why)
-    why = f"{_percentage(stage.new.failed_legs, stage.new.legs)} of legs broke, and nobody ended"
-    return RolloutDecision(action=RolloutAction.PROCEED, why=why)
+        reason = f"only {stage.new.legs} legs ran on new replicas, too few to compare"
+        return RolloutDecision(action=RolloutAction.PROCEED, reason=reason)
+    reason = f"{_percentage(stage.new.failed_legs, stage.new.legs)} of legs broke, and nobody ended"
+    return RolloutDecision(action=RolloutAction.PROCEED, reason=reason)
 
 
 def replacement_stages(pools: Mapping[str, Role], *, together: bool) -> tuple[tuple[str, ...], ...]:

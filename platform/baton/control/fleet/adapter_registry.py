@@ -145,8 +145,10 @@ def unload_adapter(
     adapter = registry.find(name)
     if adapter is None:
         if any(name in rule.reserved_names for rule in rules.values()):
-            why = f"adapter {name!r} is in the configuration file; remove it there and apply that"
-            return AdapterRejection(status=400, reason=why)
+            reason = (
+                f"adapter {name!r} is in the configuration file; remove it there and apply that"
+            )
+            return AdapterRejection(status=400, reason=reason)
         return AdapterRejection(status=404, reason=f"The lora adapter {name!r} cannot be found.")
     adapters = (
         replace(other, draining=True) if other is adapter else other for other in registry.adapters
@@ -189,9 +191,9 @@ def unserved_adapters(
 ) -> Iterator[tuple[RuntimeAdapter, str]]:
     """The adapters that are kept and yet not served, and why."""
     for adapter in registry.adapters:
-        why = None if adapter.draining else _unserved_reason(adapter, rules)
-        if why is not None:
-            yield adapter, why
+        reason = None if adapter.draining else _unserved_reason(adapter, rules)
+        if reason is not None:
+            yield adapter, reason
 
 
 def _unserved_reason(adapter: RuntimeAdapter, rules: RulesByModel) -> str | None:
@@ -212,38 +214,38 @@ def reserved_names(rules: RulesByModel) -> frozenset[str]:
 def _resolve_model(request: LoadRequest, rules: RulesByModel) -> str | AdapterRejection:
     names = ", ".join(sorted(rules))
     if request.model is None and len(rules) > 1:
-        why = f"'base_model_name' is needed, for there are several models: {names}"
-        return AdapterRejection(status=400, reason=why)
+        reason = f"'base_model_name' is needed, for there are several models: {names}"
+        return AdapterRejection(status=400, reason=reason)
     model = next(iter(rules)) if request.model is None else request.model
     if model not in rules:
         return AdapterRejection(
             status=404, reason=f"model {model!r} is not served; there are {names}"
         )
     if not rules[model].max:
-        why = (
+        reason = (
             f"model {model!r} takes no adapters while it serves;"
             f" set models.{model}.runtime_adapters.max and .paths, and restart"
         )
-        return AdapterRejection(status=400, reason=why)
+        return AdapterRejection(status=400, reason=reason)
     return model
 
 
 def _resolve_source(source: str, rules: AdapterRules) -> str | AdapterRejection:
     """The source in its shortest form, where it lies in a place that is allowed."""
     if len(source) > MAX_SOURCE_CHARS or not source.isprintable():
-        why = f"'lora_path' is no path of at most {MAX_SOURCE_CHARS} printable characters"
-        return AdapterRejection(status=400, reason=why)
+        reason = f"'lora_path' is no path of at most {MAX_SOURCE_CHARS} printable characters"
+        return AdapterRejection(status=400, reason=reason)
     is_path = source.startswith("/")
     if not is_path and not _HUB_ID.fullmatch(source):
-        why = f"'lora_path' is {source!r}, expected an absolute path or a hub id (OWNER/NAME)"
-        return AdapterRejection(status=400, reason=why)
+        reason = f"'lora_path' is {source!r}, expected an absolute path or a hub id (OWNER/NAME)"
+        return AdapterRejection(status=400, reason=reason)
     normalized = posixpath.normpath(source) if is_path else source
     if not any(is_inside(normalized, place) for place in rules.paths):
-        why = (
+        reason = (
             f"'lora_path' is {normalized!r}, which is in none of the places that"
             f" runtime_adapters.paths allows: {', '.join(rules.paths)}"
         )
-        return AdapterRejection(status=403, reason=why)
+        return AdapterRejection(status=403, reason=reason)
     return normalized
 
 
@@ -257,20 +259,20 @@ def _check_name(
     request: LoadRequest, current: RuntimeAdapter | None, rules: RulesByModel
 ) -> AdapterRejection | None:
     if not _NAME.fullmatch(request.name):
-        why = (
+        reason = (
             f"'lora_name' is {request.name[:140]!r}, expected at most 128 letters, digits, '.',"
             " '_', '/' and '-', of which the first is a letter or digit"
         )
-        return AdapterRejection(status=400, reason=why)
+        return AdapterRejection(status=400, reason=reason)
     if request.name in reserved_names(rules):
-        why = f"the name {request.name!r} is taken by the configuration file; choose another"
-        return AdapterRejection(status=400, reason=why)
+        reason = f"the name {request.name!r} is taken by the configuration file; choose another"
+        return AdapterRejection(status=400, reason=reason)
     if current is not None and not request.in_place:
-        why = (
+        reason = (
             f"The lora adapter {request.name!r} has already been loaded. If you want to load the"
             " adapter in place, set 'load_inplace' to True."
         )
-        return AdapterRejection(status=400, reason=why)
+        return AdapterRejection(status=400, reason=reason)
     return None
 
 
@@ -294,8 +296,8 @@ def _check_quota(
 
 
 def _limit_reached(owner: str, adapters: Sequence[RuntimeAdapter], key: str) -> AdapterRejection:
-    why = (
+    reason = (
         f"{owner} has {len(adapters)} adapters that were added while it serves, as many as"
         f" runtime_adapters.{key} allows; unload one first"
     )
-    return AdapterRejection(status=400, reason=why)
+    return AdapterRejection(status=400, reason=reason)

@@ -110,10 +110,10 @@ class ReplicaHealth:
         if self._breakers.on_first_output(replica_id, leg_id, now_s):
             self._on_circuit_closed(replica_id, now_s)
 
-    def on_leg_failed(self, replica_id: str, leg_id: str, now_s: float, why: str) -> None:
+    def on_leg_failed(self, replica_id: str, leg_id: str, now_s: float, reason: str) -> None:
         """A leg has failed, and its replica is to blame."""
         if replica_id in self._fleet and self._breakers.on_leg_failed(
-            replica_id, leg_id, now_s, why
+            replica_id, leg_id, now_s, reason
         ):
             self._schedule_half_open(now_s)
             self._update_health(replica_id, now_s)
@@ -125,14 +125,14 @@ class ReplicaHealth:
         self._breakers.on_leg_ended(replica_id, leg_id)
         self._update_health(replica_id, now_s)
 
-    def on_slow_leg(self, replica_id: str, leg_id: str, now_s: float, why: str) -> None:
+    def on_slow_leg(self, replica_id: str, leg_id: str, now_s: float, reason: str) -> None:
         """A leg was taken away for being late; that counts where it was on trial, not else."""
         if self._breakers.circuit_state(replica_id, now_s) is not CircuitState.CLOSED:
-            self.on_leg_failed(replica_id, leg_id, now_s, why)
+            self.on_leg_failed(replica_id, leg_id, now_s, reason)
 
-    def trip(self, replica_id: str, now_s: float, why: str, *, with_pause: bool = False) -> None:
+    def trip(self, replica_id: str, now_s: float, reason: str, *, with_pause: bool = False) -> None:
         """All work of a replica is being taken from it; `with_pause`: it gets a rest first."""
-        self._breakers.trip(replica_id, now_s, why, with_pause=with_pause)
+        self._breakers.trip(replica_id, now_s, reason, with_pause=with_pause)
         self._schedule_half_open(now_s)
         self._update_health(replica_id, now_s)
 
@@ -186,9 +186,9 @@ class ReplicaHealth:
         """How far a replica is trusted."""
         return self._breakers.circuit_state(replica_id, now_s)
 
-    def why(self, replica_id: str) -> str:
+    def reason(self, replica_id: str) -> str:
         """Why its circuit was last opened; empty where it never was."""
-        return self._breakers.why(replica_id)
+        return self._breakers.reason(replica_id)
 
     def is_outlier(self, replica_id: str, now_s: float) -> bool:
         """Whether its circuit is open while another replica's, that takes work, is closed."""

@@ -53,7 +53,7 @@ class PairNotices:
         self._pending.clear()
         return notices
 
-    def note_state(self, pair: Pair, why: str, now_s: float, *, quarantined: bool) -> None:
+    def note_state(self, pair: Pair, reason: str, now_s: float, *, quarantined: bool) -> None:
         """The pair is or is not quarantined now."""
         if quarantined is pair.quarantine_reported:
             return
@@ -65,7 +65,7 @@ class PairNotices:
                 kind=kind,
                 source_id=source_id,
                 target_id=target_id,
-                reason=why if quarantined else "",
+                reason=reason if quarantined else "",
                 at_s=now_s,
             )
         )
@@ -74,7 +74,7 @@ class PairNotices:
         """Whether no replica reaches this source."""
         return source_id in self._unreachable_ids
 
-    def note_answer(self, pair: Pair, why: str, now_s: float, *, has_answered: bool) -> None:
+    def note_answer(self, pair: Pair, reason: str, now_s: float, *, has_answered: bool) -> None:
         """The pair's target has, or has not, got an answer from its source."""
         pair.unreachable = not has_answered
         source_id = pair.source.replica_id
@@ -93,17 +93,19 @@ class PairNotices:
         pairs = list(self._schedule.pairs_from(source_id))
         if all(other.unreachable for other in pairs):
             self._unreachable_ids.add(source_id)
-            why = f"none of {len(pairs)} replicas reaches it; the last said: {why}"
+            reason = f"none of {len(pairs)} replicas reaches it; the last said: {reason}"
             kind = PairNoticeKind.SOURCE_UNREACHABLE
             self._pending.append(
-                PairNotice(kind=kind, source_id=source_id, target_id=None, reason=why, at_s=now_s)
+                PairNotice(
+                    kind=kind, source_id=source_id, target_id=None, reason=reason, at_s=now_s
+                )
             )
 
-    def note_agent(self, target_id: str, why: str, now_s: float) -> None:
+    def note_agent(self, target_id: str, reason: str, now_s: float) -> None:
         """A target's agent is taken for broken now; no `why`: it is not any more."""
-        kind = PairNoticeKind.AGENT_FAILED if why else PairNoticeKind.AGENT_RECOVERED
+        kind = PairNoticeKind.AGENT_FAILED if reason else PairNoticeKind.AGENT_RECOVERED
         self._pending.append(
-            PairNotice(kind=kind, source_id=None, target_id=target_id, reason=why, at_s=now_s)
+            PairNotice(kind=kind, source_id=None, target_id=target_id, reason=reason, at_s=now_s)
         )
 
     def remove_replica(self, replica_id: str) -> None:

@@ -210,10 +210,10 @@ class PairProber:
         if probe is None or probe.step is not _ProbeStep.CHECK:
             self.ignored_events += 1
             return []
-        why = "" if event.is_reachable else f"side channel: {event.why or 'no reason given'}"
-        self._note_answer(probe.pair, why, now_s)
+        reason = "" if event.is_reachable else f"side channel: {event.reason or 'no reason given'}"
+        self._note_answer(probe.pair, reason, now_s)
         if not event.is_reachable:
-            self._end_probe(probe, _ProbeOutcome.FAILED, now_s, why=why)
+            self._end_probe(probe, _ProbeOutcome.FAILED, now_s, reason=reason)
         elif probe.with_transfer:
             self._start_prefill(probe, now_s)
         else:
@@ -240,8 +240,8 @@ class PairProber:
         self._legs.release_lease(probe, now_s)
         blames_link = probe.step is _ProbeStep.PULL and event.failure in _LINK_FAILURES
         outcome = _ProbeOutcome.FAILED if blames_link else _ProbeOutcome.INCONCLUSIVE
-        why = f"{probe.step}: {event.failure} {event.why}".strip()
-        self._end_probe(probe, outcome, now_s, why=why)
+        reason = f"{probe.step}: {event.failure} {event.reason}".strip()
+        self._end_probe(probe, outcome, now_s, reason=reason)
         return self._start_due_probes(now_s)
 
     # -------------------------------------------------------------- time
@@ -352,8 +352,8 @@ class PairProber:
             # A broken engine says nothing of the pair; an engine that hands nothing out says all.
             outcome = _ProbeOutcome.INCONCLUSIVE if failed else _ProbeOutcome.FAILED
             handle_note = "without a KV handle" if kv_handle is None else "with a KV handle"
-            why = f"prefill: the source ended it in {output.finish}, {handle_note}"
-            self._end_probe(probe, outcome, now_s, why=why)
+            reason = f"prefill: the source ended it in {output.finish}, {handle_note}"
+            self._end_probe(probe, outcome, now_s, reason=reason)
             return
         options = self._options
         wait_s = options.deadline_s if probe.pair.has_transferred else options.first_transfer_s
@@ -365,21 +365,21 @@ class PairProber:
         cached_tokens, expected_tokens = probe.cached_tokens, probe.pair.source.block_size_tokens
         if finish in _FAILED_FINISHES:
             self._legs.release_lease(probe, now_s)
-            why = f"pull: the target ended it in {finish}"
+            reason = f"pull: the target ended it in {finish}"
         elif cached_tokens is not None and cached_tokens < expected_tokens:
             self._legs.release_lease(probe, now_s)
-            why = (
+            reason = (
                 "pull: the block did not come, the target computed it itself"
                 f" ({cached_tokens} cached)"
             )
         else:
             self._end_probe(probe, _ProbeOutcome.OK, now_s)
             return
-        self._end_probe(probe, _ProbeOutcome.FAILED, now_s, why=why)
+        self._end_probe(probe, _ProbeOutcome.FAILED, now_s, reason=reason)
 
     def _on_timeout(self, probe: _Probe, now_s: float) -> None:
         elapsed_s = now_s - probe.step_started_at_s
-        why = f"{probe.step}: no answer within {elapsed_s:.3g} s"
+        reason = f"{probe.step}: no answer within {elapsed_s:.3g} s"
         blames_link = probe.step is _ProbeStep.PULL and not self._is_busy(
             probe.pair.target.replica_id
         )
@@ -388,7 +388,7 @@ class PairProber:
             probe,
             _ProbeOutcome.FAILED if blames_link else _ProbeOutcome.INCONCLUSIVE,
             now_s,
-            why=why,
+            reason=reason,
         )
 
     def _is_busy(self, replica_id: str) -> bool:
@@ -399,7 +399,7 @@ class PairProber:
         return view.load.queued_requests > 0 or view.load.step_s > self._options.deadline_s / 4
 
     def _end_probe(
-        self, probe: _Probe, outcome: _ProbeOutcome, now_s: float, *, why: str = ""
+        self, probe: _Probe, outcome: _ProbeOutcome, now_s: float, *, reason: str = ""
     ) -> None:
         """The probe is over; its leg and lease are taken care of already."""
         pair, elapsed_s = probe.pair, now_s - probe.step_started_at_s
@@ -422,7 +422,7 @@ class PairProber:
                 elif pair.suspect:
                     retry_s = self._options.retry_s
             case _ProbeOutcome.FAILED:
-                self._links.record_probe_failure(*pair_ids, now_s, why)
+                self._links.record_probe_failure(*pair_ids, now_s, reason)
                 pair.failures_in_row += 1
                 retry_s = self._backoff_s(pair)
                 if probe.step is _ProbeStep.PULL:
@@ -430,7 +430,7 @@ class PairProber:
                 else:
                     pair.failed_pulls_in_row = 0  # a source that does not answer is no witness
             case _ProbeOutcome.INCONCLUSIVE:
-                self._links.record_probe_inconclusive(*pair_ids, now_s, why)
+                self._links.record_probe_inconclusive(*pair_ids, now_s, reason)
         self._note_state(pair, now_s)
         if pair.sampled or pair.suspect or pair.failures_in_row or outcome is not _ProbeOutcome.OK:
             self._schedule.schedule(pair, now_s + retry_s)
@@ -440,7 +440,9 @@ class PairProber:
     def _note_state(self, pair: Pair, now_s: float) -> None:
         pair_ids = (pair.source.replica_id, pair.target.replica_id)
         quarantined = self._links.state(*pair_ids) is LinkState.QUARANTINED
-        self._notices.note_state(pair, self._links.why(*pair_ids), now_s, quarantined=quarantined)
+        self._notices.note_state(
+            pair, self._links.reason(*pair_ids), now_s, quarantined=quarantined
+        )
 
     def _backoff_s(self, pair: Pair) -> float:
         options, source_id = self._options, pair.source.replica_id
@@ -456,11 +458,11 @@ class PairProber:
                 backoff_s = round_robin_s * self._rng.uniform(0.5, 1.5)
         return backoff_s
 
-    def _note_answer(self, pair: Pair, why: str, now_s: float) -> None:
+    def _note_answer(self, pair: Pair, reason: str, now_s: float) -> None:
         source_id = pair.source.replica_id
         was_unreachable = self._notices.is_unreachable(source_id)
-        self._notices.note_answer(pair, why, now_s, has_answered=not why)
-        if was_unreachable and not why:
+        self._notices.note_answer(pair, reason, now_s, has_answered=not reason)
+        if was_unreachable and not reason:
             for other in self._schedule.pairs_from(source_id):
                 if other.queue_number:
                     self._schedule.enqueue_urgent(other)
@@ -609,13 +611,13 @@ class _FailedAgentDetector:
             pair.pulls_fail_since_s = now_s
         pair.failed_pulls_in_row += 1
         target_id = pair.target.replica_id
-        why = self._diagnose(target_id, now_s)
-        if why is None:
+        reason = self._diagnose(target_id, now_s)
+        if reason is None:
             self._clear(target_id, now_s)
             return []
         if target_id not in self._suspects:
-            self._notices.note_agent(target_id, why, now_s)
-        self._suspects[target_id] = why
+            self._notices.note_agent(target_id, reason, now_s)
+        self._suspects[target_id] = reason
         return self._request_replacement(now_s)
 
     def remove_replica(self, replica_id: str, now_s: float) -> None:
@@ -663,7 +665,7 @@ class _FailedAgentDetector:
             return []
         if target_id != self._replacing_id:
             self._replacing_id, self._replaced_at_s = target_id, now_s
-        return [ReportFailedAgent(replica_id=target_id, why=self._suspects[target_id])]
+        return [ReportFailedAgent(replica_id=target_id, reason=self._suspects[target_id])]
 
     def _clear(self, target_id: str, now_s: float) -> None:
         if self._suspects.pop(target_id, None) is not None:

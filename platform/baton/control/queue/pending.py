@@ -179,9 +179,9 @@ class PendingRequests:
             else max(timeout_s, self._cold_start.queue_timeout_s(now_s))
         )
 
-    def queue_full_error(self, request_id: str, why: str, now_s: float) -> QueueFull:
+    def queue_full_error(self, request_id: str, reason: str, now_s: float) -> QueueFull:
         """The rejection of a request for which there is no room to wait."""
-        return QueueFull(request_id, self.retry_after_s(now_s), why)
+        return QueueFull(request_id, self.retry_after_s(now_s), reason)
 
     def retry_after_s(self, now_s: float) -> float:
         """When a client may come back: once those that wait have had their turns.

@@ -32,7 +32,7 @@ _MEAN_WINDOW_REQUESTS = 50
 class LimitExceeded(NamedTuple):
     """A tenant has used up what it may use for now."""
 
-    why: str
+    reason: str
     retry_after_s: float
 
 
@@ -161,19 +161,19 @@ class TenantLimits:
         if max_in_flight is not None and account.in_flight >= max_in_flight:
             # With n at a time, one ends every n-th part of a request's time.
             wait_s = account.mean_duration_s / max_in_flight if max_in_flight else _NEXT_SHARE_S
-            why = (
+            reason = (
                 f"tenant {name!r} has {account.in_flight} requests in flight, at most"
                 f" {max_in_flight}"
             )
-            return LimitExceeded(f"{why} may be here", max(_MIN_RETRY_AFTER_S, wait_s))
+            return LimitExceeded(f"{reason} may be here", max(_MIN_RETRY_AFTER_S, wait_s))
         for bucket, amount, resource in (
             (account.request_bucket, 1.0, "requests"),
             (account.token_bucket, tokens, "tokens"),
         ):
             wait_s = 0.0 if bucket is None else bucket.wait_s(amount, now_s)
             if wait_s > 0:
-                why = f"tenant {name!r} has used up its {resource} per second"
-                return LimitExceeded(why, max(_MIN_RETRY_AFTER_S, wait_s))
+                reason = f"tenant {name!r} has used up its {resource} per second"
+                return LimitExceeded(reason, max(_MIN_RETRY_AFTER_S, wait_s))
         return None
 
     def _account(self, tenant: Tenant, now_s: float) -> _Account:

@@ -128,9 +128,9 @@ class RequestLifecycle:
         query = self._fleet_model.placement_query(state, now_s)
         decision = self._placer.place(query, self._fleet_model.placement_context(now_s))
         if isinstance(decision, NoRoute):
-            self._queue_for_replica(state, now_s, why=decision.reason)
+            self._queue_for_replica(state, now_s, reason=decision.reason)
         elif delay_if_tried and decision.route.decode_replica_id in state.avoid:
-            self._queue_for_replica(state, now_s, why="every replica has just failed it")
+            self._queue_for_replica(state, now_s, reason="every replica has just failed it")
             retry_at_s = now_s + self._limits.retry_s
             self.pending.unplaced_retry_at_s = self.pending.unplaced_retry_at_s or retry_at_s
         else:
@@ -222,14 +222,14 @@ class RequestLifecycle:
 
     # -------------------------------------------------------------- waiting
 
-    def _queue_for_replica(self, state: RequestState, now_s: float, *, why: str) -> None:
+    def _queue_for_replica(self, state: RequestState, now_s: float, *, reason: str) -> None:
         """Wait for a replica: briefly before the first token, for long once a stream is open."""
         if state.phase is Phase.QUEUED:
             return
         streaming = bool(state.generated)
         if not streaming and not self._make_room(state, now_s):
-            why = f"the queue is full ({why})"
-            error = self.pending.queue_full_error(state.request_id, why, now_s)
+            reason = f"the queue is full ({reason})"
+            error = self.pending.queue_full_error(state.request_id, reason, now_s)
             self._end_rejected(state, error, now_s)
             return
         state.transition_to(Phase.QUEUED)
@@ -245,8 +245,8 @@ class RequestLifecycle:
             self.pending.not_admitted(decision, now_s)
             return
         if not self._make_room(state, now_s):
-            why = f"{len(self.pending)} requests wait already"
-            error = self.pending.queue_full_error(state.request_id, why, now_s)
+            reason = f"{len(self.pending)} requests wait already"
+            error = self.pending.queue_full_error(state.request_id, reason, now_s)
             self._end_rejected(state, error, now_s)
             return
         if state.phase is not Phase.QUEUED:
@@ -261,8 +261,8 @@ class RequestLifecycle:
         victim = self.pending.admission.victim(state)
         if victim is None:
             return False
-        why = "the queue is full, and others come before it"
-        error = Evicted(victim, self.pending.retry_after_s(now_s), why)
+        reason = "the queue is full, and others come before it"
+        error = Evicted(victim, self.pending.retry_after_s(now_s), reason)
         self._end_rejected(self.requests[victim], error, now_s)
         return True
 
@@ -293,35 +293,35 @@ class RequestLifecycle:
     def _on_queue_timeout(self, state: RequestState, now_s: float) -> None:
         """It has waited for as long as it can."""
         if state.generated:
-            why = f"no replica came to resume it within {self._limits.resume_timeout_s:g} s"
-            self.fail(state, EngineFailed(state.request_id, why), now_s)
+            reason = f"no replica came to resume it within {self._limits.resume_timeout_s:g} s"
+            self.fail(state, EngineFailed(state.request_id, reason), now_s)
             return
         waited_s = self._limits.queue_timeout_s
         if state.waiting_since_s is not None:
             waited_s = now_s - state.waiting_since_s
-        why = f"no replica took it within {waited_s:.3g} s"
+        reason = f"no replica took it within {waited_s:.3g} s"
         if state.request_id in self.pending.admission.wait_queue:
             self.pending.admission.wait_queue.record_timeout(state.request_id)
-            why = "its turn did not come in time for its first token"
+            reason = "its turn did not come in time for its first token"
         error_type = Evicted if len(self._fleet) else NoCapacity
         retry_s = self.pending.retry_after_s(now_s)
-        self._end_rejected(state, error_type(state.request_id, retry_s, why), now_s)
+        self._end_rejected(state, error_type(state.request_id, retry_s, reason), now_s)
 
     def _reject(self, state: RequestState, decision: Shed, now_s: float) -> None:
         """It would be late: say so before anything was computed for it."""
-        why = (
+        reason = (
             f"its first token is predicted {decision.ttft_s:.2f} s after it arrived,"
             f" which for class {state.slo.name!r} must be at most {decision.ttft_limit_s:.2f} s"
         )
         self.pending.admission.wait_queue.record_timeout(state.request_id)
         retry_s = max(1.0, decision.retry_after_s)
         error_type = SloUnattainable if state.phase is Phase.ARRIVED else Evicted
-        self._end_rejected(state, error_type(state.request_id, retry_s, why), now_s)
+        self._end_rejected(state, error_type(state.request_id, retry_s, reason), now_s)
 
     def _end_rejected(self, state: RequestState, error: Rejected, now_s: float) -> None:
         """End a request that got nothing."""
         outcome = Phase.SHED if state.phase is Phase.ARRIVED else Phase.EVICTED
-        self.end(state, outcome, now_s, reason=error.why, error=error)
+        self.end(state, outcome, now_s, reason=error.reason, error=error)
 
     # -------------------------------------------------------------- tokens and handoff
 
@@ -477,8 +477,8 @@ class RequestLifecycle:
         if target_id is None:
             state.local_only = LocalOnlyReason.HANDOFF_FAILED
             self._end_lease(state, now_s)
-            why = "no replica could take the handoff"
-            self._resume(state, Retry(RetryReason.HANDOFF_FAILED, why), now_s)
+            reason = "no replica could take the handoff"
+            self._resume(state, Retry(RetryReason.HANDOFF_FAILED, reason), now_s)
             return
         state.routes[-1] = evolve(state.routes[-1], decode_replica_id=target_id)
         state.transition_to(Phase.TRANSFER)
@@ -505,7 +505,7 @@ class RequestLifecycle:
     def on_leg_failed(self, state: RequestState, cause: RetryCause, now_s: float) -> None:
         """The running leg is over without a result; there is nothing left to abort."""
         self._count_failure(state, cause, now_s)
-        self.transfers.end(state, now_s, failure=cause.why)
+        self.transfers.end(state, now_s, failure=cause.detail)
         self._leg_recorder.failed(state, now_s)
         self._retry_elsewhere(state, cause, now_s)
 
@@ -514,8 +514,8 @@ class RequestLifecycle:
         reason = RetryReason.ENGINE_ERROR
         if state.phase is Phase.TRANSFER:
             state.local_only, reason = LocalOnlyReason.HANDOFF_FAILED, RetryReason.HANDOFF_FAILED
-        why = f"the engine ended it in {output.finish}"
-        self.on_leg_failed(state, RetryCause(state.running_leg.replica_id, reason, why), now_s)
+        detail = f"the engine ended it in {output.finish}"
+        self.on_leg_failed(state, RetryCause(state.running_leg.replica_id, reason, detail), now_s)
 
     def _on_timeout(self, state: RequestState, now_s: float) -> None:
         """Abort the running leg, because its time is over, and go on elsewhere.
@@ -525,13 +525,13 @@ class RequestLifecycle:
         replica_id, leg_id = state.running_leg.replica_id, state.leg_id
         if self._evacuate_stalled(replica_id, now_s) and state.leg_id != leg_id:
             return
-        why, reason = f"no progress in phase {state.phase}", RetryReason.TOKEN_TIMEOUT
+        detail, reason = f"no progress in phase {state.phase}", RetryReason.TOKEN_TIMEOUT
         if state.phase is Phase.TRANSFER:
             state.local_only, reason = LocalOnlyReason.HANDOFF_FAILED, RetryReason.HANDOFF_FAILED
-            self.transfers.end(state, now_s, failure=why)
+            self.transfers.end(state, now_s, failure=detail)
         elif state.phase is Phase.PREFILL:
             reason = RetryReason.FIRST_TOKEN_TIMEOUT
-        cause = RetryCause(replica_id, reason, why)
+        cause = RetryCause(replica_id, reason, detail)
         self._count_failure(state, cause, now_s)
         self._abort(state, LegOutcome.TIMED_OUT, now_s)
         self._retry_elsewhere(state, cause, now_s)
@@ -562,19 +562,19 @@ class RequestLifecycle:
     def evacuate_unresponsive(self, replica_id: str, now_s: float) -> None:
         """A replica has sent nothing for longer than its heartbeat timeout."""
         unresponsive_s = self.health.unresponsive_s(replica_id, now_s)
-        why = f"watchdog: nothing was heard of it for {unresponsive_s:.1f} s"
-        self._evacuate(RetryCause(replica_id, RetryReason.UNRESPONSIVE, why), now_s)
+        reason = f"watchdog: nothing was heard of it for {unresponsive_s:.1f} s"
+        self._evacuate(RetryCause(replica_id, RetryReason.UNRESPONSIVE, reason), now_s)
 
     def _evacuate_stalled(self, replica_id: str, now_s: float) -> bool:
         """Leave a replica whose engine hangs, if there is another; whether that was done."""
         stall_s = self._limits.stall_timeout_s
         if not self.health.is_stalled(replica_id, now_s, for_s=_STALL_FRACTION * stall_s):
             return False
-        why = f"its engine did no step for {stall_s:g} s"
-        self.health.trip(replica_id, now_s, why, with_pause=True)
+        reason = f"its engine did no step for {stall_s:g} s"
+        self.health.trip(replica_id, now_s, reason, with_pause=True)
         if not self.health.is_outlier(replica_id, now_s):
             return False
-        cause = RetryCause(replica_id, RetryReason.ENGINE_STALLED, f"watchdog: {why}")
+        cause = RetryCause(replica_id, RetryReason.ENGINE_STALLED, f"watchdog: {reason}")
         self._evacuate(cause, now_s)
         return True
 
@@ -598,10 +598,10 @@ class RequestLifecycle:
         ):
             self._set_deadline(state, state.first_token_due_at_s)
             return
-        why = f"hedge: no first token in {waited_s:.1f} s, another replica has nothing to do"
-        self.health.on_slow_leg(slow_id, state.running_leg.leg.leg_id, now_s, why)
+        reason = f"hedge: no first token in {waited_s:.1f} s, another replica has nothing to do"
+        self.health.on_slow_leg(slow_id, state.running_leg.leg.leg_id, now_s, reason)
         self._abort(state, LegOutcome.TIMED_OUT, now_s)
-        self._retry_elsewhere(state, RetryCause(slow_id, RetryReason.HEDGED, why), now_s)
+        self._retry_elsewhere(state, RetryCause(slow_id, RetryReason.HEDGED, reason), now_s)
 
     def _retry_elsewhere(self, state: RequestState, cause: RetryCause, now_s: float) -> None:
         """Go on without a replica, or give the request up."""
@@ -620,7 +620,7 @@ class RequestLifecycle:
             state.free_retry_at_tokens = len(state.generated)
         self.retries.on_retry(retry)
         state.resumes += 1
-        state.resume_reasons.append(retry.why)
+        state.resume_reasons.append(retry.detail)
         state.transition_to(Phase.RESUME)
         self.place(state, now_s, delay_if_tried=True)
 
@@ -628,7 +628,7 @@ class RequestLifecycle:
         """Have the replica's circuit count a failure, unless the request itself is suspect."""
         if is_replica_at_fault(state, cause):
             leg_id = state.running_leg.leg.leg_id
-            self.health.on_leg_failed(cause.replica_id, leg_id, now_s, cause.why)
+            self.health.on_leg_failed(cause.replica_id, leg_id, now_s, cause.detail)
 
     def _abort(self, state: RequestState, outcome: LegOutcome, now_s: float) -> str:
         """Begin to close the running leg. Returns its replica."""
@@ -675,8 +675,8 @@ class RequestLifecycle:
         if now_s >= state.total_deadline_at_s:
             if state.leg_id is not None:
                 self._abort(state, LegOutcome.TIMED_OUT, now_s)
-            why = f"not finished {self._limits.total_timeout_s:g} s after it arrived"
-            self.fail(state, DeadlineExceeded(state.request_id, why), now_s)
+            reason = f"not finished {self._limits.total_timeout_s:g} s after it arrived"
+            self.fail(state, DeadlineExceeded(state.request_id, reason), now_s)
         elif state.phase is Phase.QUEUED:
             self._on_queue_timeout(state, now_s)
         elif state.phase is Phase.PREFILL and now_s < state.first_token_due_at_s:
@@ -724,7 +724,7 @@ class RequestLifecycle:
         self.end(state, Phase.CANCELLED, now_s, reason="cancelled")
 
     def fail_rejected(
-        self, state: RequestState, replica_id: str, why: str, now_s: float, *, is_invalid: bool
+        self, state: RequestState, replica_id: str, reason: str, now_s: float, *, is_invalid: bool
     ) -> None:
         """End a request whose leg an engine has refused; no replica is to blame.
 
@@ -733,11 +733,11 @@ class RequestLifecycle:
         """
         outcome = LegOutcome.REJECTED if is_invalid else LegOutcome.FAILED
         self._leg_recorder.failed(state, now_s, outcome)
-        why = why or "no reason given"
+        reason = reason or "no reason given"
         if is_invalid and not state.generated:
-            error: BatonError = RequestInvalid(state.request_id, f"the engine refuses it: {why}")
+            error: BatonError = RequestInvalid(state.request_id, f"the engine refuses it: {reason}")
         else:
-            error = EngineFailed(state.request_id, f"replica {replica_id} refused it: {why}")
+            error = EngineFailed(state.request_id, f"replica {replica_id} refused it: {reason}")
         self.fail(state, error, now_s)
 
     def fail(self, state: RequestState, error: BatonError, now_s: float) -> None:

@@ -69,20 +69,20 @@ class RetryCause(NamedTuple):
 
     replica_id: str
     reason: RetryReason
-    why: str
+    detail: str
 
     @classmethod
     def of_failed_leg(cls, event: LegFailed) -> RetryCause:
         """The cause that a replica reports for a leg."""
         reason = _REASONS_OF_FAILURES.get(event.failure, RetryReason.ENGINE_ERROR)
-        return cls(event.replica_id, reason, f"{event.failure} {event.why}".strip())
+        return cls(event.replica_id, reason, f"{event.failure} {event.reason}".strip())
 
 
 class Retry(NamedTuple):
     """Place the request again."""
 
     reason: RetryReason
-    why: str
+    detail: str
     is_free: bool = False
     """Whether the budget does not pay; once for each number of tokens."""
 
@@ -128,29 +128,31 @@ class RetryPolicy:
 
     def decide(self, state: RequestState, cause: RetryCause, now_s: float) -> Retry | Fail:
         """Whether to place a request again, whose failure is counted already."""
-        where = f"{cause.replica_id}: {cause.why}"
+        where = f"{cause.replica_id}: {cause.detail}"
         if (error := self._given_up(state, cause, where)) is not None:
             return Fail(error)
         has_progressed = len(state.generated) > state.free_retry_at_tokens
         is_free = has_progressed and self._is_external(cause, now_s)
         if cause.reason in _UNCHARGED or is_free or self.spend(state, now_s):
             return Retry(cause.reason, where, is_free=is_free)
-        why = f"too many requests fail to try this one again ({where})"
+        reason = f"too many requests fail to try this one again ({where})"
         if state.generated:
-            return Fail(EngineFailed(state.request_id, why))
-        return Fail(RetryBudgetExhausted(state.request_id, self._budget.retry_after_s(), why))
+            return Fail(EngineFailed(state.request_id, reason))
+        return Fail(RetryBudgetExhausted(state.request_id, self._budget.retry_after_s(), reason))
 
     def _given_up(self, state: RequestState, cause: RetryCause, where: str) -> BatonError | None:
         """The error of a request that is not retried even within the budget; None: it may be."""
         if cause.reason is RetryReason.REPLICA_LOST and state.crashes >= _MAX_CRASHES:
-            why = f"{state.crashes} replicas in a row died while they ran it: {where}"
-            return EngineFailed(state.request_id, why)
+            reason = f"{state.crashes} replicas in a row died while they ran it: {where}"
+            return EngineFailed(state.request_id, reason)
         if state.failures > self._limits.max_failures:
-            why = f"gave up after {count_text(state.failures, 'failure')}, the last on {where}"
-            return EngineFailed(state.request_id, why)
+            reason = f"gave up after {count_text(state.failures, 'failure')}, the last on {where}"
+            return EngineFailed(state.request_id, reason)
         if is_unresumable(state):
-            why = "its replica was lost after tokens had been sent, and it cannot be carried over"
-            return NotResumable(state.request_id, why)
+            reason = (
+                "its replica was lost after tokens had been sent, and it cannot be carried over"
+            )
+            return NotResumable(state.request_id, reason)
         return None
 
     def hedge_at_s(

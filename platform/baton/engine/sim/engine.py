@@ -229,8 +229,8 @@ class SimEngine:
                 client = LeaseClient(address, "", deadline_s=deadline_s)
                 await check_source(client, EngineDescription(source_id, self._facts.layout))
         except TimeoutError as error:
-            why = f"no answer from {address} within {deadline_s:g} s"
-            raise TransferFailed(source_id, why) from error
+            reason = f"no answer from {address} within {deadline_s:g} s"
+            raise TransferFailed(source_id, reason) from error
         except PullFailedError as error:
             raise TransferFailed(source_id, str(error)) from error
 
@@ -263,9 +263,9 @@ class SimEngine:
         self._side_channel.resume()
         self._thawed.set()
 
-    def die(self, why: str = "killed") -> None:
+    def die(self, reason: str = "killed") -> None:
         """Fail like a crashed engine: outputs that were not yielded are lost."""
-        self._stop(self._engine_died(why))
+        self._stop(self._engine_died(reason))
 
     def transfer_slowdown(self, factor: float) -> None:
         """Make every pull into this engine that starts from now on take `factor` times as long."""
@@ -296,8 +296,8 @@ class SimEngine:
         if self._main_task is not None:
             self._main_task.cancel()
 
-    def _engine_died(self, why: str) -> EngineDied:
-        return EngineDied(self._facts.replica_id, why)
+    def _engine_died(self, reason: str) -> EngineDied:
+        return EngineDied(self._facts.replica_id, reason)
 
     async def _step_forever(self, core: SimCore) -> None:
         now_s = asyncio.get_running_loop().time
@@ -374,16 +374,18 @@ class SimEngine:
         moved_bytes = order.blocks * self._settings.kv_block_bytes
         transfer = self._inbound_link.transfer(moved_bytes, slowdown=self._transfer_factor)
         begun_at_s = now_s()
-        blocks_kept, why = False, "the transfer agent of this engine is broken"
+        blocks_kept, reason = False, "the transfer agent of this engine is broken"
         try:
             if not self._agent_broken:
-                blocks_kept, why = await pull(self._client(order.kv_handle), transfer), ""
+                blocks_kept, reason = await pull(self._client(order.kv_handle), transfer), ""
         except PullFailedError as error:
-            why = str(error)
+            reason = str(error)
         await self._thawed.wait()
         del self._fetches[order.leg_id]
-        if why:
-            log_event(_log, logging.WARNING, "pull_failed", {"leg_id": order.leg_id, "reason": why})
+        if reason:
+            log_event(
+                _log, logging.WARNING, "pull_failed", {"leg_id": order.leg_id, "reason": reason}
+            )
             output = core.pull_failed(order.leg_id)
         else:
             if not blocks_kept:

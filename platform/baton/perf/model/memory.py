@@ -347,7 +347,11 @@ class MemoryModel:
         else:
             remedy = f"the smallest that fits is tp {smallest[0]}, pp {smallest[1]}"
         return InsufficientMemory(
-            why=reason, remedy=remedy, term=term, excess_bytes=over_bytes, min_parallelism=smallest
+            reason=reason,
+            remedy=remedy,
+            term=term,
+            excess_bytes=over_bytes,
+            min_parallelism=smallest,
         )
 
 

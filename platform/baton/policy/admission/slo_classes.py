@@ -46,7 +46,7 @@ class SloRule:
 class ClassNotAllowed:
     """The request asks for a class that it cannot have."""
 
-    why: str
+    reason: str
 
 
 def _default_classes() -> Mapping[str, Slo]:
@@ -84,7 +84,7 @@ class SloClasses:
         if requested_slo is None:
             known_names = ", ".join(sorted(self.classes))
             return ClassNotAllowed(
-                why=f"there is no SLO class {requested!r}, expected one of {known_names}"
+                reason=f"there is no SLO class {requested!r}, expected one of {known_names}"
             )
         if tenant.classes is None:
             is_allowed = requested_slo.priority <= assigned.priority
@@ -92,7 +92,7 @@ class SloClasses:
             is_allowed = requested in tenant.classes
         if not is_allowed:
             return ClassNotAllowed(
-                why=f"tenant {tenant.name!r} may not ask for SLO class {requested!r}"
+                reason=f"tenant {tenant.name!r} may not ask for SLO class {requested!r}"
                 f" (priority {requested_slo.priority}, its own class {assigned.name!r} has"
                 f" {assigned.priority})"
             )

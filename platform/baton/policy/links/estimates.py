@@ -121,7 +121,7 @@ class _Link:
 
     meter: _LinkMeter
     state: LinkState = LinkState.UNKNOWN
-    why: str = ""
+    reason: str = ""
     penalty: float = 1.0
     penalty_at_s: float = 0.0
     consecutive_failures: int = 0
@@ -173,10 +173,10 @@ class LinkTable:
         link = self._get(source_id, target_id)
         return LinkState.UNKNOWN if link is None else link.state
 
-    def why(self, source_id: str, target_id: str) -> str:
+    def reason(self, source_id: str, target_id: str) -> str:
         """Why the link is quarantined, or the failure of its last probe; else empty."""
         link = self._get(source_id, target_id)
-        return "" if link is None else link.why
+        return "" if link is None else link.reason
 
     def is_slow(self, source_id: str, target_id: str) -> bool:
         """Whether its last pulls took much longer than those before them."""
@@ -216,7 +216,7 @@ class LinkTable:
             self._record_success(link, now_s)
 
     def record_failure(
-        self, source_id: str, target_id: str, now_s: float, why: str = ""
+        self, source_id: str, target_id: str, now_s: float, reason: str = ""
     ) -> LinkState:
         """A handoff failed on this link: its estimate pays. Returns the state it is in now."""
         self._advance_clock(now_s)
@@ -230,7 +230,7 @@ class LinkTable:
         if link.consecutive_failures >= settings.failures_to_quarantine:
             link.state = LinkState.QUARANTINED
             handoffs = count_text(link.consecutive_failures, "handoff")
-            link.why = f"{handoffs} failed in a row: {why or 'no reason'}"
+            link.reason = f"{handoffs} failed in a row: {reason or 'no reason'}"
         return link.state
 
     @property
@@ -267,30 +267,32 @@ class LinkTable:
         link.probed_at_s = now_s
         if elapsed_s is None:
             if link.state is not LinkState.QUARANTINED:
-                link.state, link.why = LinkState.OK, ""
+                link.state, link.reason = LinkState.OK, ""
             return
-        link.state, link.why = LinkState.OK, ""
+        link.state, link.reason = LinkState.OK, ""
         self._record_success(link, now_s)
         link.probe_transfers += 1
         if link.probe_transfers > 1:
             link.meter.seed_from_probe(elapsed_s, moved_bytes)
 
-    def record_probe_failure(self, source_id: str, target_id: str, now_s: float, why: str) -> None:
+    def record_probe_failure(
+        self, source_id: str, target_id: str, now_s: float, reason: str
+    ) -> None:
         """A probe failed: the link is not used until one has gone well."""
         self._advance_clock(now_s)
         link = self._get_or_create(source_id, target_id)
         link.probed_at_s = now_s
-        link.state, link.why = LinkState.QUARANTINED, why
+        link.state, link.reason = LinkState.QUARANTINED, reason
 
     def record_probe_inconclusive(
-        self, source_id: str, target_id: str, now_s: float, why: str
+        self, source_id: str, target_id: str, now_s: float, reason: str
     ) -> None:
         """A probe ended without telling anything of the link; its state stays."""
         self._advance_clock(now_s)
         link = self._get_or_create(source_id, target_id)
         link.probed_at_s = now_s
         if link.state is not LinkState.QUARANTINED:
-            link.why = why
+            link.reason = reason
 
     # ---------------------------------------------------------------- membership, operators
 
@@ -363,7 +365,7 @@ class LinkTable:
         link.last_success_at_s = now_s
         link.consecutive_failures = 0
         if link.state is LinkState.UNKNOWN:
-            link.state, link.why = LinkState.OK, ""
+            link.state, link.reason = LinkState.OK, ""
 
     def _row(
         self, pair: tuple[str, str], link: _Link, *, active_transfers: int, now_s: float
@@ -374,7 +376,7 @@ class LinkTable:
             source_id=pair[0],
             target_id=pair[1],
             state=link.state,
-            reason=link.why,
+            reason=link.reason,
             transport=meter.totals.transport,
             bytes_per_s=1.0 / s_per_byte,
             setup_s=setup_s,

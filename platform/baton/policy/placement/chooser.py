@@ -184,10 +184,10 @@ class ChooserPlacer:
         return views[index]
 
     def _fallback(
-        self, call: _PlacementCall, kind: LegKind, views: list[ReplicaView], why: str
+        self, call: _PlacementCall, kind: LegKind, views: list[ReplicaView], reason: str
     ) -> ReplicaView:
         self.failures += 1
-        self.last_failure = f"policy {self.name!r}, asked for a {kind} leg, {why}"
+        self.last_failure = f"policy {self.name!r}, asked for a {kind} leg, {reason}"
         call.decided_by = LEAST_LOADED
         return least_loaded(views)
 

@@ -80,7 +80,7 @@ class _BreakerState:
     closed_at_s: float = float("-inf")
     trials: set[str] = field(default_factory=set)
     """Legs that began since it opened and have not ended."""
-    why: str = ""
+    reason: str = ""
     left_at_s: float | None = None
     """When its replica left; None while it is there."""
 
@@ -123,10 +123,10 @@ class CircuitBreakers:
             return True
         return now_s >= state.open_until_s and not state.trials
 
-    def why(self, replica_id: str) -> str:
+    def reason(self, replica_id: str) -> str:
         """Why a circuit was last opened; empty where it never was."""
         state = self._states.get(replica_id)
-        return "" if state is None else state.why
+        return "" if state is None else state.reason
 
     def open_circuits(self, now_s: float) -> Iterator[tuple[str, float]]:
         """The replicas with an open circuit, and until when each is."""
@@ -160,7 +160,7 @@ class CircuitBreakers:
             state.consecutive_failures = 0
         return self.on_first_output(replica_id, leg_id, now_s)
 
-    def on_leg_failed(self, replica_id: str, leg_id: str, now_s: float, why: str) -> bool:
+    def on_leg_failed(self, replica_id: str, leg_id: str, now_s: float, reason: str) -> bool:
         """A leg has failed and its replica is to blame; whether that opened the circuit."""
         state = self._states.get(replica_id)
         if state is None:
@@ -170,10 +170,10 @@ class CircuitBreakers:
             if state.consecutive_failures < self._options.failure_threshold:
                 return False
             legs = count_text(state.consecutive_failures, "leg")
-            why = f"{legs} failed in a row, the last: {why}"
+            reason = f"{legs} failed in a row, the last: {reason}"
         elif leg_id not in state.trials or now_s < state.open_until_s:
             return False
-        self._open(state, now_s, why, with_pause=True)
+        self._open(state, now_s, reason, with_pause=True)
         return True
 
     def on_leg_ended(self, replica_id: str, leg_id: str) -> None:
@@ -190,7 +190,7 @@ class CircuitBreakers:
             if state.open_until_s is not None:
                 state.open_until_s = min(state.open_until_s, now_s)
 
-    def trip(self, replica_id: str, now_s: float, why: str, *, with_pause: bool = False) -> None:
+    def trip(self, replica_id: str, now_s: float, reason: str, *, with_pause: bool = False) -> None:
         """Open the circuit of a replica that is gone, frozen or cut off, even if it was sound.
 
         With `with_pause` it is there, and gets the pause that failures would have earned it.
@@ -199,7 +199,7 @@ class CircuitBreakers:
         if state is None:
             state = self._add(replica_id)
         if state.open_until_s is None or now_s >= state.open_until_s:
-            self._open(state, now_s, why, with_pause=with_pause)
+            self._open(state, now_s, reason, with_pause=with_pause)
 
     def on_replica_left(self, replica_id: str, now_s: float) -> None:
         """A replica is no member any more; it may come back."""
@@ -232,7 +232,7 @@ class CircuitBreakers:
 
     # ---------------------------------------------------------------- inside
 
-    def _open(self, state: _BreakerState, now_s: float, why: str, *, with_pause: bool) -> None:
+    def _open(self, state: _BreakerState, now_s: float, reason: str, *, with_pause: bool) -> None:
         options = self._options
         if state.open_until_s is None and now_s - state.closed_at_s >= options.max_open_duration_s:
             state.trips = 0
@@ -245,7 +245,7 @@ class CircuitBreakers:
         state.consecutive_failures = 0
         state.open_until_s = now_s + min(pause_s, options.max_open_duration_s)
         state.trials.clear()
-        state.why = why
+        state.reason = reason
         self.openings += 1
 
     def _close(self, state: _BreakerState, now_s: float) -> None:

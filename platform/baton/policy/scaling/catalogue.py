@@ -42,8 +42,8 @@ def make_scaling_policy(rule: str, options: AutoscalerOptions) -> ScalingPolicy:
         factory: object = getattr(import_module(module_name), attribute)
         policy: object = factory(options) if callable(factory) else factory
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise _unusable_policy(rule, f"{why}, expected a function of (options)") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise _unusable_policy(rule, f"{reason}, expected a function of (options)") from error
     if not callable(getattr(policy, "desired", None)) or not hasattr(policy, "name"):
         type_name = type(policy).__name__
         raise _unusable_policy(
@@ -52,5 +52,5 @@ def make_scaling_policy(rule: str, options: AutoscalerOptions) -> ScalingPolicy:
     return cast(ScalingPolicy, policy)
 
 
-def _unusable_policy(rule: str, why: str) -> ConfigInvalid:
-    return ConfigInvalid((f"autoscaler.policy: cannot use {rule!r}: {why}",))
+def _unusable_policy(rule: str, reason: str) -> ConfigInvalid:
+    return ConfigInvalid((f"autoscaler.policy: cannot use {rule!r}: {reason}",))

@@ -39,7 +39,7 @@ class KeyNotice:
     path: str
     keys: int
     """Keys of the file that count now."""
-    why: str | None = None
+    reason: str | None = None
     """Why its new content does not count."""
 
 
@@ -113,8 +113,8 @@ class KeyFiles:
             _check_tenants(path, keys, file.tenants)
         except OSError as error:
             file.signature = None  # it may be readable without having changed
-            why = f"{path}: cannot be read: {error.strerror or error}"
-            return _error_notice(path, file, why)
+            reason = f"{path}: cannot be read: {error.strerror or error}"
+            return _error_notice(path, file, reason)
         except ConfigInvalid as error:
             return _error_notice(path, file, str(error))
         if duplicate_id := _find_duplicate_id(path, keys, watched):
@@ -138,8 +138,8 @@ def load_ring(files: Mapping[str, Path]) -> KeyRing:
         ConfigInvalid: files cannot be read, or have bad lines.
     """
     key_files = KeyFiles(files)
-    if errors := [notice.why for notice in key_files.poll() if notice.why is not None]:
-        raise ConfigInvalid(tuple(line for why in errors for line in why.splitlines()))
+    if errors := [notice.reason for notice in key_files.poll() if notice.reason is not None]:
+        raise ConfigInvalid(tuple(line for reason in errors for line in reason.splitlines()))
     return key_files.ring
 
 
@@ -347,11 +347,11 @@ def _find_duplicate_id(
     return None
 
 
-def _error_notice(path: Path, file: _WatchedFile, why: str) -> KeyNotice | None:
-    if why == file.reported_error:
+def _error_notice(path: Path, file: _WatchedFile, reason: str) -> KeyNotice | None:
+    if reason == file.reported_error:
         return None
-    file.reported_error = why
-    return KeyNotice(path=str(path), keys=len(file.keys), why=why)
+    file.reported_error = reason
+    return KeyNotice(path=str(path), keys=len(file.keys), reason=reason)
 
 
 def _join_names(names: frozenset[str]) -> str:

@@ -198,11 +198,11 @@ class LinkClient:
         if connection is not None:
             connection.check_side_channel(source_id, address)
 
-    def report_broken_agent(self, replica_id: str, why: str) -> None:
+    def report_broken_agent(self, replica_id: str, reason: str) -> None:
         """See `ports.ReplicaLink`."""
         connection = self._connections.get(replica_id)
         if connection is not None:
-            connection.report_broken_agent(why)
+            connection.report_broken_agent(reason)
 
     # ------------------------------------------------------------------ time
 
@@ -311,8 +311,8 @@ class _ReplicaConnection:
             return LegFailure.INVALID
         if max(map(len, parts)) > self._link_context.options.max_part_bytes:
             max_bytes = self._link_context.options.max_part_bytes
-            why = f"{max(map(len, parts))} bytes, expected at most {max_bytes} in one part"
-            self._log_unsendable(leg.leg_id, why)
+            reason = f"{max(map(len, parts))} bytes, expected at most {max_bytes} in one part"
+            self._log_unsendable(leg.leg_id, reason)
             return LegFailure.INVALID
         self._idle = False
         self._heartbeat_monitor.set_busy(self._loop.time())
@@ -342,9 +342,9 @@ class _ReplicaConnection:
         """Request a check of another replica; dropped by a full queue."""
         self._send_or_drop(frames.CheckSideChannel(source_id, address))
 
-    def report_broken_agent(self, why: str) -> None:
+    def report_broken_agent(self, reason: str) -> None:
         """Report that the replica's agent is broken; dropped by a full queue."""
-        self._send_or_drop(frames.AgentBroken(why[: frames.MAX_WHY_CHARS]))
+        self._send_or_drop(frames.AgentBroken(reason[: frames.MAX_REASON_CHARS]))
 
     def _send_or_drop(
         self,
@@ -360,8 +360,8 @@ class _ReplicaConnection:
         if self._send(parts) is not SendResult.QUEUED:
             self._link_context.counters.dropped_frames += 1
 
-    def _log_unsendable(self, subject: str, why: str) -> None:
-        fields = {"what": subject, "replica_id": self.replica_id, "reason": why}
+    def _log_unsendable(self, subject: str, reason: str) -> None:
+        fields = {"what": subject, "replica_id": self.replica_id, "reason": reason}
         log_event(_LOG, logging.WARNING, "not_sendable", fields)
 
     def _send_aborts(self) -> None:
@@ -483,11 +483,11 @@ class _ReplicaConnection:
                 ReplicaLost(replica_id=self.replica_id, reason=reason, detail=detail)
             )
 
-    def _on_rejected(self, why: str) -> None:
-        if why != self.rejection_reason:
-            fields = {"replica_id": self.replica_id, "address": self.address, "reason": why}
+    def _on_rejected(self, reason: str) -> None:
+        if reason != self.rejection_reason:
+            fields = {"replica_id": self.replica_id, "address": self.address, "reason": reason}
             log_event(_LOG, logging.ERROR, "session_refused", fields)
-        self.rejection_reason = why
+        self.rejection_reason = reason
         self._reconnect_delay_s = self._link_context.options.reconnect_max_s
         self._end_session(LossReason.OUT_OF_SYNC)
 
@@ -552,8 +552,10 @@ class _ReplicaConnection:
     ) -> None:
         emit, replica_id = self._link_context.on_event, self.replica_id
         match frame:
-            case frames.LegFailed(leg_id, failure, why):
-                emit(LegFailed(replica_id=replica_id, leg_id=leg_id, failure=failure, why=why))
+            case frames.LegFailed(leg_id, failure, reason):
+                emit(
+                    LegFailed(replica_id=replica_id, leg_id=leg_id, failure=failure, reason=reason)
+                )
             case frames.Aborted(leg_ids):
                 emit(LegsAborted(replica_id=replica_id, leg_ids=leg_ids))
             case frames.ReplicaBeat():
@@ -564,13 +566,13 @@ class _ReplicaConnection:
                 emit(CacheChanged(replica_id=replica_id, update=update))
             case frames.LinkReport(links):
                 self._emit_if_valid(links, LinksReported(replica_id=replica_id, links=links))
-            case frames.SideChannelChecked(source_id, is_reachable, elapsed_s, why):
+            case frames.SideChannelChecked(source_id, is_reachable, elapsed_s, reason):
                 event = SideChannelChecked(
                     replica_id=replica_id,
                     source_id=source_id,
                     is_reachable=is_reachable,
                     elapsed_s=elapsed_s,
-                    why=why,
+                    reason=reason,
                 )
                 self._emit_if_valid((elapsed_s,), event)
             case _:
@@ -624,12 +626,12 @@ class _ReplicaConnection:
 
     def _on_close(self, close_frame: frames.Close) -> None:
         if self._state is not _State.JOINED:
-            self._on_rejected(close_frame.why or close_frame.reason)
+            self._on_rejected(close_frame.detail or close_frame.reason)
             return
-        if close_frame.why:
-            fields = {"replica_id": self.replica_id, "reason": close_frame.why}
+        if close_frame.detail:
+            fields = {"replica_id": self.replica_id, "reason": close_frame.detail}
             log_event(_LOG, logging.WARNING, "session_ended", fields)
-        self._end_session(frames.LOSS_REASONS[close_frame.reason], close_frame.why)
+        self._end_session(frames.LOSS_REASONS[close_frame.reason], close_frame.detail)
 
 
 def _is_sane(values: tuple[object, ...]) -> bool:

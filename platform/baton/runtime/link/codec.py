@@ -55,13 +55,13 @@ _TOKEN_BYTES: Final = 4
 class BadFrame(BatonError):
     """Bytes that are no frame, or a frame of the other direction."""
 
-    def __init__(self, kind: bytes, why: str) -> None:
-        super().__init__(kind, why)
+    def __init__(self, kind: bytes, reason: str) -> None:
+        super().__init__(kind, reason)
         self.kind = kind
-        self.why = why
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"bad frame of kind {self.kind[:8]!r}: {self.why}"
+        return f"bad frame of kind {self.kind[:8]!r}: {self.reason}"
 
 
 class _SubmitHead(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ PROTOCOL_VERSION: Final = 9
 """Changes whenever a frame changes its meaning or shape."""
 
 MAX_ID_CHARS: Final = 512
-MAX_WHY_CHARS: Final = 4096
+MAX_REASON_CHARS: Final = 4096
 MAX_SALT_CHARS: Final = 4096
 """Clients choose cache salts."""
 MAX_IDS_IN_FRAME: Final = 65_536
@@ -31,7 +31,7 @@ MAX_CHANGES_IN_FRAME: Final = 1024
 COUNT_MAX: Final = 2**31 - 1
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
-ReasonText = Annotated[str, msgspec.Meta(max_length=MAX_WHY_CHARS)]
+ReasonText = Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARS)]
 Salt = Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARS)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 LegIds = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_IDS_IN_FRAME)]
@@ -91,7 +91,7 @@ class Close(msgspec.Struct, array_like=True, frozen=True):
     """Either side: the session is over."""
 
     reason: CloseReason
-    why: ReasonText = ""
+    detail: ReasonText = ""
 
 
 class Submit(NamedTuple):
@@ -137,7 +137,7 @@ class CheckSideChannel(msgspec.Struct, array_like=True, frozen=True, forbid_unkn
 class AgentBroken(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Coordinator: you pull from no source, though others do; get replaced."""
 
-    why: ReasonText
+    reason: ReasonText
 
 
 class ReplicaBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -171,7 +171,7 @@ class LegFailed(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
 
     leg_id: Name
     failure: LegFailure
-    why: ReasonText = ""
+    reason: ReasonText = ""
 
 
 class Aborted(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -212,7 +212,7 @@ class SideChannelChecked(msgspec.Struct, array_like=True, frozen=True, forbid_un
     source_id: Name
     is_reachable: bool
     elapsed_s: float
-    why: ReasonText = ""
+    reason: ReasonText = ""
 
 
 FromCoordinator = (

@@ -89,14 +89,14 @@ class Reports:
         self._check_requesters.pop((source_id, address), None)
 
     def send_check_result(
-        self, source_id: str, address: str, *, elapsed_s: float, why: str
+        self, source_id: str, address: str, *, elapsed_s: float, reason: str
     ) -> None:
         """Send a check's result to its requesters; `why` is empty when it succeeded."""
         answer = frames.SideChannelChecked(
             source_id=source_id,
-            is_reachable=not why,
+            is_reachable=not reason,
             elapsed_s=elapsed_s,
-            why=why[: frames.MAX_WHY_CHARS],
+            reason=reason[: frames.MAX_REASON_CHARS],
         )
         parts = codec.encode(answer)
         for session in self._check_requesters.pop((source_id, address), ()):

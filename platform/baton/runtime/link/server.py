@@ -73,7 +73,7 @@ class _LinkHandler(Protocol):
         """Check pulls from `source_id` and tell `LinkServer.reports`; False when too many wait."""
         ...
 
-    def report_broken_agent(self, why: str) -> None:
+    def report_broken_agent(self, reason: str) -> None:
         """The engine can pull from no source, though others can."""
         ...
 
@@ -183,16 +183,16 @@ class LinkServer:
             self._fail_oversized_output(session, outputs[0].leg_id, len(parts[1]))
 
     def _fail_oversized_output(self, session: Session, leg_id: str, output_bytes: int) -> None:
-        why = f"output of {output_bytes} bytes, expected at most {self._options.max_part_bytes}"
+        reason = f"output of {output_bytes} bytes, expected at most {self._options.max_part_bytes}"
         self._legs.unassign(leg_id)
-        self._send(session, _leg_failed_frame(leg_id, LegFailure.ENGINE_ERROR, why))
+        self._send(session, _leg_failed_frame(leg_id, LegFailure.ENGINE_ERROR, reason))
         self._handler.orphan((leg_id,))
 
-    def send_leg_failed(self, leg_id: str, failure: LegFailure, why: str = "") -> None:
+    def send_leg_failed(self, leg_id: str, failure: LegFailure, reason: str = "") -> None:
         """Report a leg that did not finish; ignored without an owner."""
         session = self._legs.unassign(leg_id)
         if session is not None:
-            self._send(session, _leg_failed_frame(leg_id, failure, why))
+            self._send(session, _leg_failed_frame(leg_id, failure, reason))
 
     def send_legs_aborted(self, leg_ids: Iterable[str]) -> None:
         """Report to the sender that these legs no longer run, however they ended."""
@@ -217,12 +217,12 @@ class LinkServer:
             self._send(session, parts)
         return True
 
-    def close_sessions(self, reason: CloseReason, why: str = "") -> None:
+    def close_sessions(self, reason: CloseReason, detail: str = "") -> None:
         """End every session, and answer every later `Open` with the same words.
 
         Legs are not handed to `orphan`: a replica that parts for good ends its engine, too.
         """
-        self._close_frame = frames.Close(reason, why[: frames.MAX_WHY_CHARS])
+        self._close_frame = frames.Close(reason, detail[: frames.MAX_REASON_CHARS])
         for session in tuple(self._sessions.values()):
             self._send_to(session.peer, codec.encode(self._close_frame))
         self._sessions.clear()
@@ -282,9 +282,9 @@ class LinkServer:
             case SendResult.QUEUED:
                 return
             case SendResult.QUEUE_FULL:
-                self._drop_session(session, None, why="its send queue is full")
+                self._drop_session(session, None, reason="its send queue is full")
             case SendResult.NOT_CONNECTED:
-                self._drop_session(session, None, why="it is not connected")
+                self._drop_session(session, None, reason="it is not connected")
 
     def _try_send(self, session: Session, parts: list[bytes]) -> bool:
         """Send a frame that may be dropped; False when it was."""
@@ -293,7 +293,7 @@ class LinkServer:
                 case SendResult.QUEUED:
                     return True
                 case SendResult.NOT_CONNECTED:
-                    self._drop_session(session, None, why="it is not connected")
+                    self._drop_session(session, None, reason="it is not connected")
                 case SendResult.QUEUE_FULL:
                     pass
         self.counters.dropped_frames += 1
@@ -311,7 +311,7 @@ class LinkServer:
     # ------------------------------------------------------------------ sessions
 
     def _drop_session(
-        self, session: Session, close_frame: frames.Close | None, *, why: str | None = None
+        self, session: Session, close_frame: frames.Close | None, *, reason: str | None = None
     ) -> None:
         if self._sessions.get(session.peer) is not session:
             return
@@ -319,7 +319,7 @@ class LinkServer:
         self.counters.sessions_lost += 1
         fields = {
             "coordinator_id": session.coordinator_id,
-            "reason": why or (close_frame and (close_frame.why or close_frame.reason)),
+            "reason": reason or (close_frame and (close_frame.detail or close_frame.reason)),
             "aborted_legs": len(session.legs),
         }
         log_event(_LOG, logging.WARNING, "session_dropped", fields)
@@ -360,10 +360,10 @@ class LinkServer:
         if session is not None:
             self._drop_session(session, frames.Close(CloseReason.BAD_FRAME, str(error)))
         elif isinstance(error, ProtocolMismatch):
-            if error.why != self._logged_mismatch:  # once, though coordinators go on trying
-                log_event(_LOG, logging.ERROR, "coordinator_refused", {"reason": error.why})
-            self._logged_mismatch = error.why
-            self._send_close(peer, frames.Close(CloseReason.PROTOCOL_MISMATCH, error.why))
+            if error.reason != self._logged_mismatch:  # once, though coordinators go on trying
+                log_event(_LOG, logging.ERROR, "coordinator_refused", {"reason": error.reason})
+            self._logged_mismatch = error.reason
+            self._send_close(peer, frames.Close(CloseReason.PROTOCOL_MISMATCH, error.reason))
 
     def _on_open(self, peer: bytes, open_frame: frames.Open) -> None:
         if self._close_frame is not None:
@@ -387,8 +387,8 @@ class LinkServer:
 
     def _open_session(self, peer: bytes, open_frame: frames.Open) -> Session | None:
         if len(self._sessions) >= self._options.max_coordinators:
-            why = f"{len(self._sessions)} coordinators are connected, expected fewer"
-            self._send_close(peer, frames.Close(CloseReason.TOO_MANY_COORDINATORS, why))
+            reason = f"{len(self._sessions)} coordinators are connected, expected fewer"
+            self._send_close(peer, frames.Close(CloseReason.TOO_MANY_COORDINATORS, reason))
             return None
         self.counters.sessions += 1
         session = Session(
@@ -431,8 +431,8 @@ class LinkServer:
                 self._handler.sync_cache(immediately=False)
             case frames.CheckSideChannel(source_id, address):
                 self._on_check(session, source_id, address)
-            case frames.AgentBroken(why):
-                self._handler.report_broken_agent(why)
+            case frames.AgentBroken(reason):
+                self._handler.report_broken_agent(reason)
             case frames.Close():
                 self._remove_session(session)
                 self._orphan_legs(session)
@@ -444,8 +444,8 @@ class LinkServer:
         if self._legs.assign(session, leg.leg_id):
             self._handler.submit(leg)
         else:
-            why = f"a leg {leg.leg_id} runs here already"
-            self._send(session, _leg_failed_frame(leg.leg_id, LegFailure.REJECTED, why))
+            reason = f"a leg {leg.leg_id} runs here already"
+            self._send(session, _leg_failed_frame(leg.leg_id, LegFailure.REJECTED, reason))
 
     def _on_abort(self, session: Session, leg_ids: tuple[str, ...]) -> None:
         new_ids, ended_ids = self._legs.request_abort(session, leg_ids)
@@ -460,5 +460,5 @@ class LinkServer:
             self.reports.drop_check_requesters(source_id, address)
 
 
-def _leg_failed_frame(leg_id: str, failure: LegFailure, why: str) -> list[bytes]:
-    return codec.encode(frames.LegFailed(leg_id, failure, why[: frames.MAX_WHY_CHARS]))
+def _leg_failed_frame(leg_id: str, failure: LegFailure, reason: str) -> list[bytes]:
+    return codec.encode(frames.LegFailed(leg_id, failure, reason[: frames.MAX_REASON_CHARS]))

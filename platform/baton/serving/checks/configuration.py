@@ -130,7 +130,7 @@ def submission_checks(
 def _check_memory(machine: MachineFacts, config: DeploymentConfig) -> Check:
     available = machine.available_memory_bytes
     if isinstance(available, UnknownFact):
-        return _MEMORY.skipped(available.why)
+        return _MEMORY.skipped(available.reason)
     parts = {
         f"{pool.replicas.initial} x {name}": pool.replicas.initial * replica_bytes(config, pool)
         for name, pool in config.pools.items()
@@ -379,7 +379,7 @@ def check_nodes(versions_by_node: Mapping[str, Versions] | UnknownFact) -> Check
     """Whether all nodes have the same packages."""
     topic = Topic("nodes", "replicas of two versions do not understand each other's blocks")
     if isinstance(versions_by_node, UnknownFact):
-        return topic.skipped(versions_by_node.why)
+        return topic.skipped(versions_by_node.reason)
     findings = []
     packages = sorted({package for versions in versions_by_node.values() for package in versions})
     for package in packages:
@@ -466,7 +466,7 @@ def check_ray_auth(
     """
     topic = Topic("Ray's door", "whoever Ray lets in runs code, and reads every key")
     if isinstance(auth, UnknownFact):
-        return topic.skipped(auth.why)
+        return topic.skipped(auth.reason)
     if auth == "guarded":
         return topic.passed(f"{gcs_address} asks for a token")
     if auth != "open":

@@ -168,7 +168,7 @@ def check_tls(tls: TlsFact | UnknownFact | None, client: Client, *, now_s: float
     if tls is None:
         return _TLS.skipped("the endpoint speaks plain HTTP")
     if isinstance(tls, UnknownFact):
-        return _TLS.failed(tls.why, "see the files of security.tls, and 'baton logs --ingress'")
+        return _TLS.failed(tls.reason, "see the files of security.tls, and 'baton logs --ingress'")
     starts_in_s = tls.certificate.starts_at_s - now_s
     if starts_in_s > 0:
         return _TLS.failed(
@@ -240,8 +240,8 @@ def probe_request(
         ) as http:
             response = _ask_for_a_token(http)
     except httpx.HTTPError as error:
-        why = connection_problem(error)
-        return UnknownFact(f"{url}: {why}", is_late=why != _ASKS_FOR_CERTIFICATE)
+        reason = connection_problem(error)
+        return UnknownFact(f"{url}: {reason}", is_late=reason != _ASKS_FOR_CERTIFICATE)
     took_s = time.monotonic() - began_at_s
     return RequestFact(
         status=response.status_code,
@@ -281,8 +281,8 @@ def check_request(answer: RequestFact | UnknownFact, client: Client) -> Check:
     """Whether the endpoint made a token, and else why not."""
     if isinstance(answer, UnknownFact):
         if not answer.is_late:
-            return _REQUEST.skipped(answer.why)
-        return _REQUEST.failed(answer.why, "see 'baton status', and 'baton logs --ingress'")
+            return _REQUEST.skipped(answer.reason)
+        return _REQUEST.failed(answer.reason, "see 'baton status', and 'baton logs --ingress'")
     if answer.status == _OK:
         return _REQUEST.passed(f"a token came after {answer.took_s:.2f} s")
     if answer.status == _UNAUTHORIZED and not client.has_key:

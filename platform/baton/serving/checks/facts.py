@@ -290,7 +290,7 @@ def gather_machine(
         return facts
     compile_error, files = compilers.wait(), secrets.wait()
     if isinstance(compile_error, UnknownFact):
-        compile_error = f"{compile_error.why}; see whether g++ and nvcc start"
+        compile_error = f"{compile_error.reason}; see whether g++ and nvcc start"
     return MachineSnapshot(
         **{field.name: getattr(facts, field.name) for field in fields(facts)},
         conflicting_packages=installed_versions(_CONFLICTING_PACKAGES),
@@ -302,7 +302,7 @@ def gather_machine(
         haproxy_warning=haproxy.wait(),
         clock_synchronized=clock.wait(),
         nics=rdma_nics(Path("/sys/class/infiniband")),
-        secrets=(FileFact(path="files", purpose="keys and tokens", problem=files.why),)
+        secrets=(FileFact(path="files", purpose="keys and tokens", problem=files.reason),)
         if isinstance(files, UnknownFact)
         else files,
         couplings=couplings.wait(),
@@ -340,13 +340,15 @@ class PendingFact(Generic[T]):
             self._answers.put(read_fact())
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             late = f"nothing came within {self._deadline_s:g} s"
-            why = late if isinstance(error, subprocess.TimeoutExpired) else str(error) or late
-            self._answers.put(UnknownFact(f"{self._label}: {why}", is_late=True))
+            reason = late if isinstance(error, subprocess.TimeoutExpired) else str(error) or late
+            self._answers.put(UnknownFact(f"{self._label}: {reason}", is_late=True))
         except Exception as error:  # noqa: BLE001 - a fact that cannot be had is one, too
-            why = last_line(f"{type(error).__name__}: {error}")
+            reason = last_line(f"{type(error).__name__}: {error}")
             kind = type(error).__name__
             self._answers.put(
-                UnknownFact(f"{self._label}: {why if why.startswith(kind) else f'{kind}: {why}'}")
+                UnknownFact(
+                    f"{self._label}: {reason if reason.startswith(kind) else f'{kind}: {reason}'}"
+                )
             )
 
 
@@ -421,7 +423,7 @@ def _hub_failure(
         ),
     )
     if isinstance(failure, UnknownFact):
-        return no_answer_failure(repository, environ, failure.why)
+        return no_answer_failure(repository, environ, failure.reason)
     return failure
 
 
@@ -651,9 +653,9 @@ def _node_result(node: str, ref: object, deadline_at_s: float) -> Any:  # noqa: 
     except ray.exceptions.GetTimeoutError as error:
         raise TimeoutError(f"node {node} did not answer") from error
     except ray.exceptions.RayError as error:
-        why = str(error).strip().splitlines()[-1]
+        reason = str(error).strip().splitlines()[-1]
         raise ClusterFailed(
-            f"node {node} cannot run baton: {why}",
+            f"node {node} cannot run baton: {reason}",
             "install the same baton there, for the Python that Ray runs on",
         ) from error
 

@@ -90,7 +90,7 @@ def _check_imports(machine: MachineSnapshot) -> Check:
     if isinstance(machine.imports, UnknownFact):
         make_check = topic.warned if machine.imports.is_late else topic.failed
         return make_check(
-            machine.imports.why, 'try by hand: python -c "import torch, ray, vllm, nixl"'
+            machine.imports.reason, 'try by hand: python -c "import torch, ray, vllm, nixl"'
         )
     problems = {name: result.problem for name, result in machine.imports.items() if result.problem}
     if len(problems) > 1:
@@ -118,7 +118,7 @@ def check_couplings(couplings: tuple[Coupling, ...] | UnknownFact) -> Iterator[C
             "baton calls and replaces private names, which change without notice",
         )
         if isinstance(couplings, UnknownFact):
-            yield topic.skipped(couplings.why)
+            yield topic.skipped(couplings.reason)
             continue
         rows = [coupling for coupling in couplings if coupling.vendor == vendor]
         unfit = [coupling for coupling in rows if coupling.problem is not None]
@@ -164,8 +164,8 @@ def check_driver(machine: MachineFacts) -> Check:
     )
     if not machine.gpus:
         return topic.passed("there are no GPUs")
-    if (why := driver_problem(machine.versions.get("torch"), machine.driver_cuda)) is not None:
-        problem = Finding.from_line(why)
+    if (reason := driver_problem(machine.versions.get("torch"), machine.driver_cuda)) is not None:
+        problem = Finding.from_line(reason)
         return topic.failed(problem.found, problem.fix)
     if machine.driver_cuda is None:
         return topic.warned("it does not say which CUDA it speaks", "look at 'nvidia-smi'")
@@ -226,7 +226,7 @@ def _check_shared_memory(machine: MachineSnapshot) -> Check:
     )
     free = machine.free_shared_memory_bytes
     if isinstance(free, UnknownFact):
-        return topic.skipped(free.why)
+        return topic.skipped(free.reason)
     summary = f"{size_text(free)} free in /dev/shm"
     fix = "give it more: 'docker run --shm-size 2g', or 'mount -o remount,size=2g /dev/shm'"
     if free < _MIN_SHM_BYTES:
@@ -248,7 +248,7 @@ def check_disks(topic: Topic, disks: Sequence[DiskFact], *, remedy: str) -> Chec
     for disk in disks:
         free = disk.free_bytes
         if isinstance(free, UnknownFact):
-            unknown.append(free.why)
+            unknown.append(free.reason)
             continue
         line = f"{size_text(free)} free in {disk.path} ({disk.purpose})"
         if free < _MIN_DISK_BYTES:
@@ -287,7 +287,7 @@ def _check_haproxy(machine: MachineSnapshot) -> Check:
     topic = Topic("front", "tokens go through HAProxy, or half as fast through Python")
     warning = machine.haproxy_warning
     if isinstance(warning, UnknownFact):
-        return topic.skipped(warning.why)
+        return topic.skipped(warning.reason)
     if warning is None:
         return topic.passed("HAProxy runs here")
     problem = Finding.from_line(warning)
@@ -302,7 +302,7 @@ def _check_clock(machine: MachineSnapshot) -> Check:
     )
     synchronized = machine.clock_synchronized
     if isinstance(synchronized, UnknownFact):
-        return topic.skipped(synchronized.why)
+        return topic.skipped(synchronized.reason)
     if synchronized:
         return topic.passed("a time service keeps it right")
     return topic.warned(

@@ -79,8 +79,8 @@ def inspect_node_files(config: DeploymentConfig, eligibility: NodeEligibility) -
         except ConfigInvalid as error:
             missing += error.problems
     token = config.observability.token_file
-    if eligibility.controller and token is not None and (why := why_unreadable(token)):
-        missing.append(f"observability.token_file: {token} cannot be read: {why}")
+    if eligibility.controller and token is not None and (reason := why_unreadable(token)):
+        missing.append(f"observability.token_file: {token} cannot be read: {reason}")
     if not eligibility.ingress:
         return NodeFiles(missing=tuple(dict.fromkeys(missing)))
     missing += [f"keys of a tenant: {finding.found}" for finding in key_findings(config)]
@@ -197,10 +197,10 @@ def _tls_findings(tls: TlsConfig) -> Iterator[Finding]:
     unreadable = set()
     for key in ("cert_file", "key_file", "client_ca_file"):
         path = getattr(tls, key)
-        if path is not None and (why := why_unreadable(path)):
+        if path is not None and (reason := why_unreadable(path)):
             unreadable.add(key)
             yield Finding(
-                f"security.tls.{key}: {path} cannot be read: {why}",
+                f"security.tls.{key}: {path} cannot be read: {reason}",
                 "give a file that this user may read",
             )
     try:

@@ -99,7 +99,7 @@ class Topic(NamedTuple):
 class UnknownFact:
     """A fact that could not be found out."""
 
-    why: str
+    reason: str
     is_late: bool = False
     """Whether it did not come by its deadline: the machine may only be busy."""
 

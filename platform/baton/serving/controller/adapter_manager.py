@@ -112,7 +112,8 @@ class AdapterManager:
         """Every loaded or draining adapter, for operators."""
         rules = adapter_rules(self._config())
         not_served = {
-            adapter.key: why for adapter, why in unserved_adapters(self.follower.registry, rules)
+            adapter.key: reason
+            for adapter, reason in unserved_adapters(self.follower.registry, rules)
         }
         rows: list[dict[str, object]] = []
         for adapter in self.follower.registry.adapters:
@@ -123,8 +124,8 @@ class AdapterManager:
                 "tenant": adapter.tenant,
                 "state": "draining" if adapter.draining else "loaded",
             }
-            why = not_served.get(adapter.key)
-            rows.append(row if why is None else row | {"not_served": why})
+            reason = not_served.get(adapter.key)
+            rows.append(row if reason is None else row | {"not_served": reason})
         return rows
 
     async def on_tick(self, _inputs: TickInputs) -> None:
@@ -194,8 +195,8 @@ class AdapterManager:
         except TimeoutError:
             return _BUSY
         except (OSError, RuntimeError, ValueError) as error:
-            why = f"the registry of adapters cannot be changed now: {error}; try again"
-            return AdapterRejection(status=503, reason=why)
+            reason = f"the registry of adapters cannot be changed now: {error}; try again"
+            return AdapterRejection(status=503, reason=reason)
         if isinstance(updated, AdapterRejection):
             return updated
         fields = {"adapter": name, "tenant": tenant, "version": updated.version}
@@ -231,11 +232,11 @@ class AdapterManager:
                         status=int(answer["status"]), reason=str(answer["reason"])
                     )
             if unresponsive := _unresponsive([pool_answers]):
-                why = (
+                reason = (
                     f"a replica does not say whether it has the adapter ({unresponsive[0]});"
                     " try again"
                 )
-                return AdapterRejection(status=503, reason=why)
+                return AdapterRejection(status=503, reason=reason)
         return None
 
     async def _notify(self, registry: AdapterRegistry) -> None:
@@ -258,13 +259,16 @@ class AdapterManager:
             log_event(_LOGGER, logging.WARNING, "adapters_not_told", fields)
 
     def _log_unserved(self, registry: AdapterRegistry) -> None:
-        for adapter, why in unserved_adapters(registry, adapter_rules(self._config())):
-            fields = {"adapter": adapter.name, "model": adapter.model, "reason": why}
+        for adapter, reason in unserved_adapters(registry, adapter_rules(self._config())):
+            fields = {"adapter": adapter.name, "model": adapter.model, "reason": reason}
             log_event(_LOGGER, logging.WARNING, "adapter_not_served", fields)
 
 
 def _unresponsive(answers: Iterable[CallResults]) -> list[str]:
     """Failures, but for pools without replicas: theirs check when a request needs the adapter."""
     return [
-        why for calls in answers for why in calls.failures if not why.endswith(NO_REPLICA_READY)
+        reason
+        for calls in answers
+        for reason in calls.failures
+        if not reason.endswith(NO_REPLICA_READY)
     ]

@@ -247,7 +247,7 @@ class ControllerService:
             else:
                 await self._loop.override(pool, replicas, for_s=for_s)
         except OperatorError as error:
-            return {"rejected": error.why, "remedy": error.remedy}
+            return {"rejected": error.reason, "remedy": error.remedy}
         except TimeoutError:
             remedy = "look at 'baton status'; what was asked for is done as soon as it can be"
             return {
@@ -259,8 +259,8 @@ class ControllerService:
         log_event(_LOGGER, logging.INFO, event, fields)
         new_state = self._loop.states.get(pool)
         if new_state is None:
-            why = f"Ray Serve has not said yet how many replicas pool {pool!r} has"
-            return {"rejected": why, "remedy": "what was asked for holds; see 'baton status'"}
+            reason = f"Ray Serve has not said yet how many replicas pool {pool!r} has"
+            return {"rejected": reason, "remedy": "what was asked for holds; see 'baton status'"}
         override = self._loop.overrides().get(pool)
         now_s = self._clock.now_s()
         return {

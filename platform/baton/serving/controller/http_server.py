@@ -327,8 +327,8 @@ class LiveFeed:
     async def _rows(self, method: str, *arguments: object) -> list[_Rows]:
         answers = await self._call(method, *arguments)
         if not answers.values:
-            why = "; ".join(answers.failures) or "there is none"
-            raise NotRunning(f"no ingress answers: {why}", "look at 'baton status'")
+            reason = "; ".join(answers.failures) or "there is none"
+            raise NotRunning(f"no ingress answers: {reason}", "look at 'baton status'")
         return [cast("_Rows", unpack(value)) for value in answers.values]
 
 

@@ -98,8 +98,10 @@ class ServeFleet:
         )
         switched = {value["replica_id"] for value in answers.values if isinstance(value, dict)}
         if unresponsive := sorted(set(replica_ids) - switched):
-            why = answers.failures[0] if answers.failures else "it is not there"
-            raise RoleUnsupported(f"{', '.join(unresponsive)} cannot be {role} now: {why}", "wait")
+            reason = answers.failures[0] if answers.failures else "it is not there"
+            raise RoleUnsupported(
+                f"{', '.join(unresponsive)} cannot be {role} now: {reason}", "wait"
+            )
 
     async def send_cold_starts(self, starts: ColdStartsByModel) -> int:
         """Tell ingresses the cold starts; returns how many accepted, 0 after a failure."""

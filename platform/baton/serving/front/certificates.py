@@ -173,12 +173,14 @@ class CertificateWatch:
         if stats == self._last_stats:
             return False
         self._last_stats = stats
-        why = self._reload_certificate()
+        reason = self._reload_certificate()
         fields: dict[str, object] = {"cert_file": str(self._files[0])}
-        if why is None:
+        if reason is None:
             log_event(_LOGGER, logging.INFO, "certificate_renewed", fields)
         else:
-            log_event(_LOGGER, logging.WARNING, "certificate_not_renewed", fields | {"reason": why})
+            log_event(
+                _LOGGER, logging.WARNING, "certificate_not_renewed", fields | {"reason": reason}
+            )
         return True
 
     def _poll_loop(self) -> None:
@@ -199,8 +201,8 @@ class CertificateWatch:
         except (OSError, ValueError) as error:
             return str(error).partition("\n")[0]
         for path in self._sockets():
-            if (why := _install_certificate(path, self._certificate_name, pem)) is not None:
-                return why
+            if (reason := _install_certificate(path, self._certificate_name, pem)) is not None:
+                return reason
         return None
 
 

@@ -61,9 +61,9 @@ def open_gate_socket(host: str, port: int, deployment: str) -> socket.socket:
         bound = create_bound_socket(host, port, reuse_port=True)
     except OSError as error:
         is_in_use = error.errno == errno.EADDRINUSE
-        why = "the port is in use" if is_in_use else (error.strerror or str(error))
+        reason = "the port is in use" if is_in_use else (error.strerror or str(error))
         raise EngineStartFailed(
-            f"the gate cannot listen on {address}: {why}",
+            f"the gate cannot listen on {address}: {reason}",
             _PORT_IN_USE_REMEDY if is_in_use else "set server.host to an address of this machine",
         ) from error
     for listener in _foreign_listeners(bound.getsockname(), deployment):

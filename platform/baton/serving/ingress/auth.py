@@ -155,9 +155,9 @@ class IngressAuth:
         self._pending_read = None
         for notice in pending.result():
             fields = {"path": notice.path, "keys": notice.keys}
-            if notice.why is None:
+            if notice.reason is None:
                 log_event(_LOGGER, logging.INFO, "keys_read", fields)
             else:
                 log_event(
-                    _LOGGER, logging.WARNING, "keys_not_read", fields | {"reason": notice.why}
+                    _LOGGER, logging.WARNING, "keys_not_read", fields | {"reason": notice.reason}
                 )

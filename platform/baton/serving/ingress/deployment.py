@@ -252,8 +252,10 @@ def make_administer(call: CallReplicas) -> Administer:
             }
             answers = await call(CONTROLLER, "load_adapter", fields, timeout_s=_CALL_TIMEOUT_S)
         if not answers.values:
-            why = answers.failures[0] if answers.failures else "there is none"
-            return Problem(status=503, message=f"the controller does not answer: {why}; try again")
+            reason = answers.failures[0] if answers.failures else "there is none"
+            return Problem(
+                status=503, message=f"the controller does not answer: {reason}; try again"
+            )
         refusal = answers.values[0]
         if isinstance(refusal, dict):
             return Problem(status=int(refusal["status"]), message=str(refusal["reason"]))

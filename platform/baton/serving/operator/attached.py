@@ -49,12 +49,12 @@ class AttachedCluster:
         controller_answers, failures = self._try_query(CONTROLLER, "status")
         ingresses, ingress_failures = self._try_query(INGRESS, "status")
         failures += ingress_failures
-        unanswered = [failure.why for failure in failures]
+        unanswered = [failure.reason for failure in failures]
         if not controller_answers and not ingresses:
-            why = "; ".join(dict.fromkeys(unanswered))
+            reason = "; ".join(dict.fromkeys(unanswered))
             if any(isinstance(failure, NotRunning) for failure in failures):
-                raise NotRunning(why, failures[0].remedy)
-            raise TimedOut(why, "try again, or look at 'baton logs --follow'")
+                raise NotRunning(reason, failures[0].remedy)
+            raise TimedOut(reason, "try again, or look at 'baton logs --follow'")
         report: dict[str, object] = self._endpoint()
         report |= {"unanswered": unanswered} if unanswered else {}
         rollout = self._last_rollout()

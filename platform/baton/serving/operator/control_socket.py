@@ -129,8 +129,10 @@ class _Handler(socketserver.StreamRequestHandler):
             return None if data is None else data.decode()
         deployment, method = str(request["deployment"]), str(request["method"])
         if method not in METHODS.get(deployment, frozenset()):
-            why = f"control socket: got {deployment}.{method}, expected one of {_known_methods()}"
-            raise NotRunning(why, "use the command line of the baton that runs")
+            reason = (
+                f"control socket: got {deployment}.{method}, expected one of {_known_methods()}"
+            )
+            raise NotRunning(reason, "use the command line of the baton that runs")
         arguments = tuple(request["arguments"])
         return self.server.query(deployment, method, arguments, timeout_of(method))
 
@@ -143,7 +145,7 @@ def _known_methods() -> str:
 
 def _error_answer(error: OperatorError) -> dict[str, object]:
     kind = next((name for name, value in _ERRORS.items() if type(error) is value), "NotRunning")
-    return {"error": kind, "reason": error.why, "remedy": error.remedy}
+    return {"error": kind, "reason": error.reason, "remedy": error.remedy}
 
 
 class ControlClient:
@@ -197,11 +199,13 @@ class ControlClient:
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 line = answers.readline()
         except TimeoutError as error:
-            why = f"the deployment's holder did not answer within {timeout_s:g} s"
-            raise TimedOut(why, "try again") from error
+            reason = f"the deployment's holder did not answer within {timeout_s:g} s"
+            raise TimedOut(reason, "try again") from error
         except OSError as error:
-            why = f"the deployment's holder cannot be asked: {error.strerror or error}"
-            raise DeploymentEnded(why, "see whether it still runs with 'baton status'") from error
+            reason = f"the deployment's holder cannot be asked: {error.strerror or error}"
+            raise DeploymentEnded(
+                reason, "see whether it still runs with 'baton status'"
+            ) from error
         if not line:
             raise DeploymentEnded(
                 "the deployment's holder broke off", "see whether it still runs with 'baton status'"

@@ -245,9 +245,9 @@ def _start_serve(
             controller_options={"runtime_env": {"env_vars": dict(variables)}},
         )
     except (exceptions.RayError, TimeoutError, RuntimeError, ValueError) as error:
-        why = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         raise ClusterFailed(
-            f"Ray Serve did not start on the cluster at {address}: {why}",
+            f"Ray Serve did not start on the cluster at {address}: {reason}",
             f"see whether port {config.server.port} is free on its head, and 'ray logs cluster'",
         ) from error
 

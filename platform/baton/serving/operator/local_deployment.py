@@ -83,13 +83,13 @@ def query_all(
         remedy = f"try again in some seconds, or look at 'baton logs --{deployment} --all'"
         raise NotRunning(f"{deployment}: {NO_REPLICA_READY}", remedy) from error
     except (RayServeException, exceptions.RayActorError) as error:
-        why = str(error).strip().partition("\n")[0]
-        if _NO_SERVE_MESSAGE in why:
+        reason = str(error).strip().partition("\n")[0]
+        if _NO_SERVE_MESSAGE in reason:
             raise NotRunning(
                 "no baton runs on this Ray cluster", "start one with 'baton up --ray-address'"
             ) from error
         remedy = "it may just be replaced: try again in some seconds"
-        raise NotRunning(f"{deployment} cannot be asked: {why}", remedy) from error
+        raise NotRunning(f"{deployment} cannot be asked: {reason}", remedy) from error
     return [unpack(answer) for answer in answers]
 
 
@@ -167,9 +167,9 @@ class LocalDeployment:
         if logs_dir is None:
             return error
         error_text = last_error(Path(self.state.run_dir) / "session_latest" / "logs")
-        is_known = not error_text or error_text in error.why or error.remedy in error_text
-        why = error.why if is_known else f"{error.why}; last error: {error_text}"
-        return type(error)(why, f"{error.remedy}; its logs are kept in {logs_dir}")
+        is_known = not error_text or error_text in error.reason or error.remedy in error_text
+        reason = error.reason if is_known else f"{error.reason}; last error: {error_text}"
+        return type(error)(reason, f"{error.remedy}; its logs are kept in {logs_dir}")
 
     def _start(self, timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
@@ -308,8 +308,8 @@ def _certificate_watch(config: DeploymentConfig, run_dir: Path) -> CertificateWa
 
 def timeout_error(subject: str, timeout_s: float, detail: str = "") -> TimedOut:
     """The error after a timeout, with the last known detail."""
-    why = f"{subject} after {timeout_s:.0f} s" + (f": {detail}" if detail else "")
-    return TimedOut(why, "allow more time: 'baton up' and 'baton apply' take --timeout")
+    reason = f"{subject} after {timeout_s:.0f} s" + (f": {detail}" if detail else "")
+    return TimedOut(reason, "allow more time: 'baton up' and 'baton apply' take --timeout")
 
 
 def cluster_settings(config: DeploymentConfig) -> ClusterSettings:

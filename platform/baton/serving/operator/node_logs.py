@@ -41,7 +41,7 @@ class LogBatch:
 class ReadFailure:
     """Why a node gave no answer."""
 
-    why: str
+    reason: str
 
 
 class ClusterReader(Protocol):
@@ -84,7 +84,7 @@ class NodeLogs:
         batches: list[tuple[str, LogBatch]] = []
         for node, answer in answers.items():
             if isinstance(answer, ReadFailure):
-                self._warn_once(node, f"node {names[node]}: {answer.why}; its lines are missing")
+                self._warn_once(node, f"node {names[node]}: {answer.reason}; its lines are missing")
                 continue
             self._warn_once(node, "")
             folder_nodes = self._nodes_by_folder.setdefault(answer.folder, [])
@@ -185,15 +185,15 @@ class RayClusterReader:
         )
         for node, ref in pending.items():
             if ref not in ready:
-                answers[node] = ReadFailure(why=f"no answer within {_ANSWER_TIMEOUT_S:.0f} s")
+                answers[node] = ReadFailure(reason=f"no answer within {_ANSWER_TIMEOUT_S:.0f} s")
                 continue
             del self._pending[node]
             try:
                 answers[node] = ray.get(ref, timeout=_ANSWER_TIMEOUT_S)
             except ray.exceptions.RayError as error:
-                why = str(error).strip().rpartition("\n")[2]
+                reason = str(error).strip().rpartition("\n")[2]
                 answers[node] = self._failed[node] = ReadFailure(
-                    why=f"nobody can read there: {why}"
+                    reason=f"nobody can read there: {reason}"
                 )
         return answers
 

@@ -69,9 +69,9 @@ def read_autoscaling_capacity() -> AutoscalingCapacity | None:
         _LOGGER.warning("Ray does not say whether an autoscaler runs: %s", error)
         return None
     except exceptions.RayError as error:
-        why = str(error).strip().rpartition("\n")[2]
+        reason = str(error).strip().rpartition("\n")[2]
         raise ClusterFailed(
-            f"the Ray cluster does not say whether an autoscaler runs: {why}",
+            f"the Ray cluster does not say whether an autoscaler runs: {reason}",
             "look at 'ray status' and 'ray logs cluster'",
         ) from error
 

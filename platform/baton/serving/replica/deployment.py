@@ -353,10 +353,10 @@ class SideChannelWatch:
             await asyncio.sleep(self._timing.period_s)
             await self.probe()
 
-    def _record_failure(self, why: str) -> None:
+    def _record_failure(self, reason: str) -> None:
         self._failures += 1
         self._last_failure = (
-            f"its side channel has not answered {self._failures} times in a row: {why}"
+            f"its side channel has not answered {self._failures} times in a row: {reason}"
         )
         if self._failures == self._timing.failure_threshold:
             fields = {"replica_id": self._replica_id, "reason": self._last_failure}

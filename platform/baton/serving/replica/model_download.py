@@ -137,9 +137,9 @@ async def _run_fetch(
             f" {(output_lines or ['killed'])[-1]}",
             "try again; downloaded files are kept",
         )
-    if (why := result.get("trouble")) is not None:
-        assert isinstance(why, list), "a reason and a remedy"
-        raise EngineStartFailed(*why)
+    if (reason := result.get("trouble")) is not None:
+        assert isinstance(reason, list), "a reason and a remedy"
+        raise EngineStartFailed(*reason)
 
 
 def _report_progress(order: FetchRequest, report: Path, reporter: StartReporter) -> None:

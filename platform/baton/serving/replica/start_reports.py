@@ -90,7 +90,7 @@ class StartReporter:
     def failed(self, error: EngineStartFailed) -> None:
         """Report a permanent failure."""
         self._write(
-            _FAILURE_PREFIX, {"node": self._node, "reason": error.why, "remedy": error.remedy}
+            _FAILURE_PREFIX, {"node": self._node, "reason": error.reason, "remedy": error.remedy}
         )
 
     def done(self) -> None:

@@ -185,7 +185,7 @@ def _execute(deployment: ApplyTarget, plan: _ChangePlan, options: RolloutOptions
         outcome = RolloutResult(stages_started=0, failure="interrupted")
     except ApplyRejected as error:
         # Another command changes the deployment; a rollback would undo its changes.
-        deployment.set_status(live.generation, GenerationStatus.NOT_REVERTED, error.why)
+        deployment.set_status(live.generation, GenerationStatus.NOT_REVERTED, error.reason)
         raise
     except (BatonError, OSError) as error:
         outcome = RolloutResult(stages_started=0, failure=f"{type(error).__name__}: {error}")
@@ -211,18 +211,22 @@ def _run_steps(
 
 
 def _abort(
-    deployment: ApplyTarget, plan: _ChangePlan, generation: int, why: str, options: RolloutOptions
+    deployment: ApplyTarget,
+    plan: _ChangePlan,
+    generation: int,
+    reason: str,
+    options: RolloutOptions,
 ) -> NoReturn:
     """Roll back unless the operator disabled that; then raise."""
     remedy = "look at 'baton status' and the replicas' logs"
     if not options.rollback:
-        deployment.set_status(generation, GenerationStatus.NOT_REVERTED, why)
+        deployment.set_status(generation, GenerationStatus.NOT_REVERTED, reason)
         raise ApplyRejected(
-            f"left as it is, generation {generation} holds: {why}",
+            f"left as it is, generation {generation} holds: {reason}",
             f"{remedy}; 'baton rollback' goes back",
         )
-    problems = [why, *_revert_generation(deployment, plan, generation + 1, options)]
-    deployment.set_status(generation, GenerationStatus.REVERTED, why)
+    problems = [reason, *_revert_generation(deployment, plan, generation + 1, options)]
+    deployment.set_status(generation, GenerationStatus.REVERTED, reason)
     raise ApplyRejected(
         f"rolled back, generation {generation + 1} is as before: {_join_lines(problems)}", remedy
     )

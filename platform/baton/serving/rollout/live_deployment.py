@@ -72,8 +72,8 @@ def _wrap_ray_errors(failure: str) -> Iterator[None]:
     try:
         yield
     except (exceptions.RayError, RayServeException, TimeoutError, OSError) as error:
-        why = f"{failure}: {type(error).__name__}: {error}".partition("\n")[0]
-        raise ClusterFailed(why, "look at 'baton status', then try again") from error
+        reason = f"{failure}: {type(error).__name__}: {error}".partition("\n")[0]
+        raise ClusterFailed(reason, "look at 'baton status', then try again") from error
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def _best_effort(failure: str) -> Iterator[None]:
         with _wrap_ray_errors(failure):
             yield
     except ClusterFailed as error:
-        _LOGGER.warning("%s", error.why)
+        _LOGGER.warning("%s", error.reason)
 
 
 class LiveDeployment:
@@ -133,8 +133,8 @@ class LiveDeployment:
                 live = newest if newest.generation > answer.generation else answer
                 self._config = live.config
                 return live
-        why = "; ".join(answers.failures) or "there is none"
-        raise NotRunning(f"the controller does not answer: {why}", "look at 'baton status'")
+        reason = "; ".join(answers.failures) or "there is none"
+        raise NotRunning(f"the controller does not answer: {reason}", "look at 'baton status'")
 
     def prepare(self, base_generation: int, config: DeploymentConfig) -> Sequence[str]:
         """See `ApplyTarget`."""
@@ -142,7 +142,7 @@ class LiveDeployment:
         for deployment in _CONFIG_PARTICIPANTS:
             answers = self._call_all(deployment, "prepare_config", base_generation, config)
             problems += answers.failures
-            problems += [f"{deployment}: {why}" for why in answers.values if why]
+            problems += [f"{deployment}: {reason}" for reason in answers.values if reason]
             if not answers.values and not answers.failures:
                 problems.append(f"{deployment}: there is none")
         return list(dict.fromkeys(problems))
@@ -285,7 +285,7 @@ class LiveDeployment:
                 self._lease.renew()
                 return self._fleet_status(names)
         except ClusterFailed as error:
-            _LOGGER.debug("%s", error.why)
+            _LOGGER.debug("%s", error.reason)
             return None
 
     def set_status(self, generation: int, status: GenerationStatus, reason: str = "") -> None:

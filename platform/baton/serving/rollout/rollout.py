@@ -152,12 +152,12 @@ def run_rollout(
         fleet.deploy_builds(plan.builds_at(len(plan.stages)))
         return RolloutResult(stages_started=len(plan.stages), stage_decisions=("not watched",))
     outcome = _run_stages(fleet, plan, replace(options, on_progress=report_progress))
-    state, why = (
+    state, reason = (
         ("failed", outcome.failure)
         if outcome.failure
         else ("done", "; ".join(outcome.stage_decisions))
     )
-    fleet.record_progress({**header, "state": state, "reason": why})
+    fleet.record_progress({**header, "state": state, "reason": reason})
     return outcome
 
 
@@ -171,16 +171,16 @@ def revert(
         {**header, "state": "in progress", "reason": f"replacing {', '.join(names)}"}
     )
     until_s = options.now_s() + options.stage_timeout_s
-    why = order_builds(fleet, builds, options)
-    why = why or f"the old replicas were not back after {options.stage_timeout_s:.0f} s"
+    reason = order_builds(fleet, builds, options)
+    reason = reason or f"the old replicas were not back after {options.stage_timeout_s:.0f} s"
     while options.now_s() < until_s:
         status = fleet.fleet_status(names)
         if status is not None and (status.done or status.failure):
-            why = status.failure
+            reason = status.failure
             break
         options.sleep(_POLL_S)
-    fleet.record_progress({**header, "state": "failed" if why else "done", "reason": why})
-    return (why,) if why else ()
+    fleet.record_progress({**header, "state": "failed" if reason else "done", "reason": reason})
+    return (reason,) if reason else ()
 
 
 def order_builds(fleet: RolloutTarget, builds: Builds, options: RolloutOptions) -> str:
@@ -194,7 +194,7 @@ def order_builds(fleet: RolloutTarget, builds: Builds, options: RolloutOptions) 
             fleet.deploy_builds(builds)
         except ClusterFailed as error:
             if options.now_s() >= until_s:
-                return error.why
+                return error.reason
             options.sleep(_POLL_S)
         else:
             return ""
@@ -215,9 +215,9 @@ def _run_stages(fleet: RolloutTarget, plan: RolloutPlan, options: RolloutOptions
             fleet.deploy_builds(plan.builds_at(number))
             decision = _monitor_stage(fleet, _StageMonitor(stage, initial_status, options), until_s)
             if decision.action is RolloutAction.ROLL_BACK:
-                failure = decision.why
+                failure = decision.reason
                 break
-            stage_decisions.append(f"{', '.join(stage)}: {decision.why}")
+            stage_decisions.append(f"{', '.join(stage)}: {decision.reason}")
             options.on_progress(stage_decisions[-1])
     except KeyboardInterrupt:
         failure = "interrupted"
@@ -246,7 +246,7 @@ class _StageMonitor:
     def evaluate(self, status: FleetStatus, now_s: float) -> RolloutDecision:
         """The decision by this poll and earlier polls."""
         if status.failure:
-            return RolloutDecision(action=RolloutAction.ROLL_BACK, why=status.failure)
+            return RolloutDecision(action=RolloutAction.ROLL_BACK, reason=status.failure)
         if status.done and self._done_at_s is None:
             self._done_at_s = now_s
         self._new_ids |= status.ready - self._old_ids
@@ -277,11 +277,11 @@ class _StageMonitor:
         A replaced stage bakes without the timeout; after the bake time the next poll decides.
         """
         stage_s = self.options.stage_timeout_s
-        why = f"not replaced after {stage_s:.0f} s; see --timeout"
+        reason = f"not replaced after {stage_s:.0f} s; see --timeout"
         if self._done_at_s is not None:
             until_s = self._done_at_s + self.options.rules.bake_s + stage_s
-            why = f"nobody has said for {stage_s:.0f} s how they fare"
-        return f"{', '.join(self.stage)}: {why}" if now_s >= until_s else ""
+            reason = f"nobody has said for {stage_s:.0f} s how they fare"
+        return f"{', '.join(self.stage)}: {reason}" if now_s >= until_s else ""
 
 
 def _await_initial_status(
@@ -301,8 +301,8 @@ def _monitor_stage(fleet: RolloutTarget, monitor: _StageMonitor, until_s: float)
             if verdict.action is not RolloutAction.HOLD:
                 return verdict
             options.on_progress(StatusLine(monitor.describe(status, now_s)))
-        if why := monitor.timeout_reason(now_s, until_s):
-            return RolloutDecision(action=RolloutAction.ROLL_BACK, why=why)
+        if reason := monitor.timeout_reason(now_s, until_s):
+            return RolloutDecision(action=RolloutAction.ROLL_BACK, reason=reason)
         options.sleep(_POLL_S)
 
 

@@ -253,14 +253,14 @@ class ScalingLoop:
         async with asyncio.timeout(_TICK_TIMEOUT_S):
             failure = await tick_done
         if failure:
-            why = f"the controller's turn failed: {failure}"
+            reason = f"the controller's turn failed: {failure}"
             raise ScalingRejected(
-                f"pool {pool!r} may not have been scaled yet: {why}", _RETRY_REMEDY
+                f"pool {pool!r} may not have been scaled yet: {reason}", _RETRY_REMEDY
             )
         unknown_size = "Ray Serve does not say how many replicas it has"
-        why = unknown_size if pool in self._unknown_pools else self._failures.get(pool, "")
-        if why:
-            raise ScalingRejected(f"pool {pool!r} could not be scaled yet: {why}", _RETRY_REMEDY)
+        reason = unknown_size if pool in self._unknown_pools else self._failures.get(pool, "")
+        if reason:
+            raise ScalingRejected(f"pool {pool!r} could not be scaled yet: {reason}", _RETRY_REMEDY)
 
     # ------------------------------------------------------------------ look
 
@@ -355,10 +355,10 @@ class ScalingLoop:
                 await self._flip(action, inputs)
             elif (state := inputs.states.get(action.pool)) is not None:
                 decision = decisions[action.pool]
-                why = f"{decision.reason}: {decision.detail}"
-                await self._ensure_replicas(state, decision.target_replicas, why)
+                reason = f"{decision.reason}: {decision.detail}"
+                await self._ensure_replicas(state, decision.target_replicas, reason)
 
-    async def _ensure_replicas(self, state: DeploymentState, desired: int, why: str) -> bool:
+    async def _ensure_replicas(self, state: DeploymentState, desired: int, reason: str) -> bool:
         """Set a pool's replicas; whether a call was needed and succeeded."""
         if state.target == desired:
             self._failures.pop(state.name, None)
@@ -371,7 +371,7 @@ class ScalingLoop:
             self.counters.record_scaling(pool, current=previous, desired=desired)
             if (last_state := self._last_states.get(pool)) is not None:
                 self._last_states[pool] = replace(last_state, target=desired)
-            fields = {"pool": pool, "had": previous, "desired": desired, "reason": why}
+            fields = {"pool": pool, "had": previous, "desired": desired, "reason": reason}
             log_event(_LOGGER, logging.INFO, "pool_scaled", fields)
         return has_scaled
 
@@ -400,14 +400,14 @@ class ScalingLoop:
         try:
             await call
         except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, try again
-            why = _error_text(error)
+            reason = _error_text(error)
             self.counters.failed_calls += 1
-            self.counters.last_failure = f"{action}: {why}"
-            is_repeat = self._failures.get(pool) == why
+            self.counters.last_failure = f"{action}: {reason}"
+            is_repeat = self._failures.get(pool) == reason
             if pool:
-                self._failures[pool] = why
+                self._failures[pool] = reason
             level = logging.DEBUG if is_repeat else logging.WARNING
-            fields = {"pool": pool, "what": action, "reason": why}
+            fields = {"pool": pool, "what": action, "reason": reason}
             log_event(_LOGGER, level, "scaling_call_failed", fields)
             return False
         self._failures.pop(pool, None)

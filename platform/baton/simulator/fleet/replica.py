@@ -276,7 +276,7 @@ class VirtualReplica:
             source_id=source_id,
             is_reachable=ok,
             elapsed_s=self._link.setup_s,
-            why="" if ok else "it does not answer, or has other blocks",
+            reason="" if ok else "it does not answer, or has other blocks",
         )
         self._send(session, checked, extra_delay_s=self._link.setup_s)
 

@@ -88,7 +88,7 @@ class RejectionLog:
                 "status": cause.last.http_status,
                 "requests": recent,
                 "last_age_s": round(now_s - cause.last_at_s, 1),
-                "reason": cause.last.why[:_MAX_REASON_CHARS],
+                "reason": cause.last.reason[:_MAX_REASON_CHARS],
             }
             for name, cause in sorted(self._causes.items())
             if (recent := cause.recent(now_s))
@@ -118,7 +118,7 @@ class RejectionLog:
                 "status": cause.last.http_status,
                 "requests": cause.unlogged,
                 "last_request_id": cause.last.request_id,
-                "reason": cause.last.why[:_MAX_REASON_CHARS],
+                "reason": cause.last.reason[:_MAX_REASON_CHARS],
             }
             cause.unlogged = 0
             log_event(_LOGGER, logging.WARNING, "requests_rejected", fields)

@@ -196,7 +196,7 @@ class _SpanBuilder:
 
     def resumes(self) -> Iterator[Span]:
         record = self._record
-        for number, why in enumerate(record.resume_reasons):
+        for number, reason in enumerate(record.resume_reasons):
             before = [leg.ended_at_s for leg in record.legs if leg.route_index == number]
             after = [leg.started_at_s for leg in record.legs if leg.route_index == number + 1]
             yield self._child(
@@ -204,7 +204,7 @@ class _SpanBuilder:
                 f"resume/{number}",
                 before[-1] if before else record.ended_at_s,
                 after[0] if after else record.ended_at_s,
-                reason=why[:MAX_TEXT_CHARS],
+                reason=reason[:MAX_TEXT_CHARS],
                 placed_again=bool(after),
             )
 

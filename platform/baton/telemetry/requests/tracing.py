@@ -116,8 +116,8 @@ class Tracer:
         except Full:
             self.counts.dropped += 1
             if self.counts.dropped == 1:
-                why = f"{self._queue.maxsize} wait to be sent; counted from now on"
-                log_event(_LOGGER, logging.WARNING, "traces_dropped", {"reason": why})
+                reason = f"{self._queue.maxsize} wait to be sent; counted from now on"
+                log_event(_LOGGER, logging.WARNING, "traces_dropped", {"reason": reason})
 
     def should_keep(self, record: RequestRecord, context: TraceContext) -> bool:
         """Whether the trace of an ended request is kept."""
@@ -165,16 +165,16 @@ class Tracer:
         return batch
 
     def _send(self, exporter: Exporter, batch: list[tuple[RequestRecord, float]]) -> None:
-        why = exporter.export([self._trace(record, offset_s) for record, offset_s in batch])
-        if why is None:
+        reason = exporter.export([self._trace(record, offset_s) for record, offset_s in batch])
+        if reason is None:
             self.counts.sent += len(batch)
         else:
             self.counts.failed += len(batch)
-        if (why is not None) != self._is_collector_down:
-            self._is_collector_down = why is not None
+        if (reason is not None) != self._is_collector_down:
+            self._is_collector_down = reason is not None
             event = "trace_collector_away" if self._is_collector_down else "trace_collector_back"
             level = logging.WARNING if self._is_collector_down else logging.INFO
-            log_event(_LOGGER, level, event, {"reason": why or "", "failed": self.counts.failed})
+            log_event(_LOGGER, level, event, {"reason": reason or "", "failed": self.counts.failed})
 
     def _trace(self, record: RequestRecord, offset_s: float) -> TraceSpans:
         assert record.trace is not None, "only requests with a trace are kept"

@@ -227,10 +227,10 @@ class VllmEngine:
             speculative.num_speculative_tokens or 0 if speculative is not None else 0
         )
         scheduler_config = config.scheduler_config
-        why = limits_problem(tokens, scheduler_config, tokens_per_stream=tokens_per_stream)
-        why = why or scheduler_problem(tokens, scheduler_config.get_scheduler_cls())
-        if why is not None:
-            raise ValueError(why)
+        reason = limits_problem(tokens, scheduler_config, tokens_per_stream=tokens_per_stream)
+        reason = reason or scheduler_problem(tokens, scheduler_config.get_scheduler_cls())
+        if reason is not None:
+            raise ValueError(reason)
 
     def _kv_events_endpoint(self) -> str | None:
         if not (self._settings.kv_events and self._settings.prefix_caching):
@@ -276,8 +276,8 @@ class VllmEngine:
         if leg.leg_id in self._legs:
             raise ValueError(f"leg {leg.leg_id}: already running here")
         if len(leg.prompt_token_ids) >= facts.max_len_tokens:
-            why = prompt_too_long_message(len(leg.prompt_token_ids), facts.max_len_tokens)
-            raise LegInvalid(leg.leg_id, why)
+            reason = prompt_too_long_message(len(leg.prompt_token_ids), facts.max_len_tokens)
+            raise LegInvalid(leg.leg_id, reason)
         if leg.kind is not LegKind.LOCAL and self._settings.nixl is None:
             raise ValueError(f"leg {leg.leg_id}: a {leg.kind} leg, but this engine has no NIXL")
         kv_handle, prompt_tokens = leg.kv_handle, len(leg.prompt_token_ids)
@@ -445,8 +445,8 @@ class VllmEngine:
         """A method, so that the type checker forgets the value from before an await."""
         return self._closed
 
-    def _engine_died(self, why: str) -> EngineDied:
-        return EngineDied(self._settings.replica_id, why)
+    def _engine_died(self, reason: str) -> EngineDied:
+        return EngineDied(self._settings.replica_id, reason)
 
 
 def _exits_text(client: AsyncMPClient | None) -> str:

@@ -21,7 +21,7 @@ from baton.domain.errors import AdapterFailed
 from baton.domain.fleet import AdapterStatus
 from baton.runtime.known_adapters import KnownAdapters
 
-_MAX_WHY_CHARS = 300
+_MAX_REASON_CHARS = 300
 
 
 def resolve_local_path(source: str) -> str:
@@ -103,8 +103,8 @@ class EngineAdapters:
             await load_adapter(request)
         except Exception as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            why = (lines[-1] if lines else type(error).__name__)[-_MAX_WHY_CHARS:]
-            raise AdapterFailed(request.lora_name, f"{request.lora_path}: {why}") from error
+            reason = (lines[-1] if lines else type(error).__name__)[-_MAX_REASON_CHARS:]
+            raise AdapterFailed(request.lora_name, f"{request.lora_path}: {reason}") from error
         elapsed_s = asyncio.get_running_loop().time() - started_s
         self._loaded_adapters.on_loaded(request.lora_name, elapsed_s)
 

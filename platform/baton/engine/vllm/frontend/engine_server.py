@@ -126,12 +126,12 @@ class FleetEngineServer:
         self._clock = clock
         # Engines of a fleet have this version; an engine of another version refuses a leg it cannot
         # resume.
-        why = table.RESUME.find_incompatibility()
+        reason = table.RESUME.find_incompatibility()
         self._codec = FrontendCodec(
-            max_len_tokens=facts.max_len_tokens, supports_resume=why is None, identify=identify
+            max_len_tokens=facts.max_len_tokens, supports_resume=reason is None, identify=identify
         )
-        if why is not None:
-            log_event(logger, logging.WARNING, "sampling_state_not_resumed", {"reason": why})
+        if reason is not None:
+            log_event(logger, logging.WARNING, "sampling_state_not_resumed", {"reason": reason})
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder()
         self._prompt_tokens: dict[str, int] = {}
@@ -234,14 +234,14 @@ class FleetEngineServer:
             batch[request_id] = output
             if delivery.finish is not None:
                 del open_requests[request_id]
-        for request_id, why in unreadable:
-            self._fail_unreadable(request_id, why)
+        for request_id, reason in unreadable:
+            self._fail_unreadable(request_id, reason)
 
-    def _fail_unreadable(self, request_id: str, why: Exception) -> None:
+    def _fail_unreadable(self, request_id: str, reason: Exception) -> None:
         """End a request after an output that cannot be decoded, such as another vLLM version's."""
         fields = {"request_id": request_id}
-        log_event(logger, logging.ERROR, "output_unreadable", fields, error=why)
-        error = EngineFailed(request_id, f"the engine's message cannot be read: {why}")
+        log_event(logger, logging.ERROR, "output_unreadable", fields, error=reason)
+        error = EngineFailed(request_id, f"the engine's message cannot be read: {reason}")
         self.fail(request_id, error)
         self._hooks.on_abort((request_id,))
 
@@ -281,8 +281,8 @@ class FleetEngineServer:
         if unread_messages >= _MAX_UNSENT_MESSAGES:
             self._drop_client()
         if self._client_stalled:
-            why = f"the API server left {_MAX_UNSENT_MESSAGES} messages unread; restart"
-            raise LinkFailed("frontend", why)
+            reason = f"the API server left {_MAX_UNSENT_MESSAGES} messages unread; restart"
+            raise LinkFailed("frontend", reason)
 
     def _drop_client(self) -> None:
         """Send nothing more to the API server: its streams would have gaps."""
@@ -339,9 +339,9 @@ class FleetEngineServer:
         if self._prepare is None or not is_constrained(engine_request):
             self._decode_and_open(engine_request)
         elif len(self._preparing) >= _MAX_PREPARING:
-            why = f"{_MAX_PREPARING} requests wait for their grammars to be looked at"
+            reason = f"{_MAX_PREPARING} requests wait for their grammars to be looked at"
             request_id = engine_request.request_id
-            self._send_failure(request_id, QueueFull(request_id, 1.0, why))
+            self._send_failure(request_id, QueueFull(request_id, 1.0, reason))
         else:
             task = self._loop.create_task(self._prepare_and_open(engine_request, self._prepare))
             self._preparing[engine_request.request_id] = task
@@ -355,8 +355,8 @@ class FleetEngineServer:
         except UnsupportedRequest as error:
             failure: BatonError | None = self._to_request_invalid(error)
         except TimeoutError:
-            why = f"its grammar was not looked through within {_PREPARE_S:g} s; ask for less"
-            failure = RequestInvalid(request_id, why)
+            reason = f"its grammar was not looked through within {_PREPARE_S:g} s; ask for less"
+            failure = RequestInvalid(request_id, reason)
         except Exception as error:  # noqa: BLE001 - of one request, which is answered
             fields = {"request_id": request_id}
             log_event(logger, logging.ERROR, "request_not_prepared", fields, error=error)
@@ -383,10 +383,10 @@ class FleetEngineServer:
 
     def _to_request_invalid(self, error: UnsupportedRequest) -> RequestInvalid:
         """The client's error, which is also logged because the Rust frontend hides it."""
-        field = error.why.partition(":")[0]  # the rest may quote the request
+        field = error.reason.partition(":")[0]  # the rest may quote the request
         fields = {"request_id": error.request_id, "what": field}
         log_event(logger, logging.INFO, "request_refused", fields)
-        return RequestInvalid(error.request_id, error.why)
+        return RequestInvalid(error.request_id, error.reason)
 
     async def _add_inprocess(self, engine_request: EngineCoreRequest) -> None:
         if not self.is_running:

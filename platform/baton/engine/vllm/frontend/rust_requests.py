@@ -150,8 +150,8 @@ class RustGrammars:
                 _TEXT_MODEL, self._config, self._load_tokenizer()
             )
         except (VLLMClientError, ValueError, TypeError) as error:
-            why = f"{_FIELD}: {first_line(error)}"
-            raise UnsupportedRequest(request.request_id, why) from error
+            reason = f"{_FIELD}: {first_line(error)}"
+            raise UnsupportedRequest(request.request_id, reason) from error
 
     def _load_tokenizer(self) -> Any:  # noqa: ANN401 - vllm is not followed
         with self._tokenizer_lock:

@@ -291,8 +291,8 @@ def _describe_field_error(error: object) -> str:
     message = str(error.get("msg", "is not valid"))[:_MAX_CHARS]
     if error.get("type") == "json_invalid":
         context = error.get("ctx")
-        why = context.get("error") if isinstance(context, Mapping) else None
-        return f"{_UNREADABLE}: {str(why).lower()}" if why else _UNREADABLE
+        reason = context.get("error") if isinstance(context, Mapping) else None
+        return f"{_UNREADABLE}: {str(reason).lower()}" if reason else _UNREADABLE
     for prefix in _PREFIXES:
         message = message.removeprefix(prefix)
     field = _field_path(error.get("loc"))

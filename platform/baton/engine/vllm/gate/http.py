@@ -47,10 +47,10 @@ def check_head(scope: Mapping[str, Any]) -> Problem | None:
             f"the header fields are larger than {MAX_HEAD_BYTES} bytes",
             status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
         )
-    why = _bad_host(scope, headers) or _bad_length(headers)
-    if why is None and any(_CONTROL.search(value) for _, value in headers):
-        why = "a header field has a control character in it"
-    return None if why is None else _reject(why)
+    reason = _bad_host(scope, headers) or _bad_length(headers)
+    if reason is None and any(_CONTROL.search(value) for _, value in headers):
+        reason = "a header field has a control character in it"
+    return None if reason is None else _reject(reason)
 
 
 def _bad_host(scope: Mapping[str, Any], headers: Collection[tuple[bytes, bytes]]) -> str | None:

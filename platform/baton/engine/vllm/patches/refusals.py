@@ -31,7 +31,7 @@ _TRANSIENT_ERRORS = (MemoryError, OSError)
 """Of the machine, at that moment: another engine may succeed."""
 _REQUEST_ERRORS = (VLLMClientError, ValueError, OverflowError, TimeoutError)
 """Errors that a request causes; the compilation of a grammar may also time out."""
-_MAX_WHY_CHARS = 300
+_MAX_REASON_CHARS = 300
 _INSTALLED_MARK = "_baton_says_why"
 
 Method: TypeAlias = Callable[..., Any]
@@ -53,7 +53,7 @@ def reason_of(error: BaseException, *, compiling: bool = False) -> str | None:
 def first_line(error: BaseException) -> str:
     """An exception's text, in one line that fits into an answer."""
     line = str(error).strip().partition("\n")[0] or type(error).__name__
-    return line[:_MAX_WHY_CHARS]
+    return line[:_MAX_REASON_CHARS]
 
 
 def apply() -> None:

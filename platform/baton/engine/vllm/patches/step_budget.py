@@ -143,15 +143,19 @@ def scheduler_problem(max_num_batched_tokens_while_decoding: int, scheduler: typ
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-    why = find_incompatibility(Scheduler, Request)
+    reason = find_incompatibility(Scheduler, Request)
     if getattr(scheduler, "schedule", None) is not Scheduler.schedule:
-        why = f"{scheduler.__name__} chooses steps in its own way"
-    return None if why is None else _unsupported_message(max_num_batched_tokens_while_decoding, why)
+        reason = f"{scheduler.__name__} chooses steps in its own way"
+    return (
+        None
+        if reason is None
+        else _unsupported_message(max_num_batched_tokens_while_decoding, reason)
+    )
 
 
-def _unsupported_message(max_num_batched_tokens_while_decoding: int, why: str) -> str:
+def _unsupported_message(max_num_batched_tokens_while_decoding: int, reason: str) -> str:
     return (
         f"max_num_batched_tokens_while_decoding={max_num_batched_tokens_while_decoding} cannot be"
-        f" kept with this vLLM: {why}; remove it from the engine, or install the vLLM that"
+        f" kept with this vLLM: {reason}; remove it from the engine, or install the vLLM that"
         " this release names"
     )

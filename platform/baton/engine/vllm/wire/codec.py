@@ -104,13 +104,13 @@ class UnusableKvHandle(ValueError):
 class UnsupportedRequest(ValueError):
     """A request that no baton engine can run; the frontend answers it with an error."""
 
-    def __init__(self, request_id: str, why: str) -> None:
-        super().__init__(request_id, why)
+    def __init__(self, request_id: str, reason: str) -> None:
+        super().__init__(request_id, reason)
         self.request_id = request_id
-        self.why = why
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"request {self.request_id}: {self.why}"
+        return f"request {self.request_id}: {self.reason}"
 
 
 Identify: TypeAlias = Callable[[EngineCoreRequest], tuple[Caller, TraceContext | None]]
