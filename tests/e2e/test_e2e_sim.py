@@ -31,7 +31,7 @@ from tests.fakes.processes import descendants
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOKENS = 300
-_OWN_LINE = re.compile(r"\[ *\d+\.\ds\] \S.*|endpoint: \S+|ended: yes")
+_OWN_LINE = re.compile(r"\[ *\d+\.\ds\] \S.*|endpoint: \S+|ended: yes|stopping .* takes over .*")
 """A line of `baton up` itself, and of no library."""
 _INGRESS = "ray::ServeReplica:baton:ingress"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -79,6 +80,16 @@ def test_a_start_waits_for_a_silent_hub_no_longer_than_it_is_told() -> None:
         (finding,) = hub_findings(config(REPOSITORY), {"HF_ENDPOINT": url}, timeout_s=0.2)
     assert finding.found.startswith(f"{url} cannot be reached for model {REPOSITORY}: its hub")
     assert "HF_HUB_OFFLINE=1" in finding.fix
+
+
+def test_a_hub_of_this_machine_is_asked_past_the_proxy(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert hub_findings(config(REPOSITORY), {"HF_ENDPOINT": hub.url}, timeout_s=60.0) == ()
+    assert "127.0.0.1" in os.environ["NO_PROXY"]
 
 
 def test_no_hub_is_asked_for_what_it_does_not_give_or_other_nodes_get() -> None:

@@ -54,6 +54,7 @@ from baton.serving.checks.result import Finding, UnknownFact, last_line
 from baton.serving.cluster.readiness import local_client
 from baton.serving.front.data_path import choose_data_path, port_is_free
 from baton.serving.ray.autoscaler import NodeType
+from baton.serving.replica.hub_environment import apply_variables
 from baton.serving.versions import PACKAGES
 
 T = TypeVar("T")
@@ -398,7 +399,10 @@ def hub_findings(
         for model in config.models.values()
         if is_on_hub(model.source) and not Path(model.source).is_dir()
     ]
-    with ThreadPoolExecutor(max(1, len(models))) as executor:
+    if not models:
+        return ()
+    apply_variables(os.environ, {}, ())  # as in replicas: no proxy for a hub of this machine
+    with ThreadPoolExecutor(len(models)) as executor:
         failures = executor.map(
             lambda model: _hub_failure(config, model, environ, timeout_s), models
         )
