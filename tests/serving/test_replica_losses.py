@@ -39,9 +39,7 @@ def actor(
     name: str = "decode#abc", *, reason: str = "WORKER_DIED", said: str = UNEXPECTED, at_s: int = 9
 ) -> DeadActor:
     """A dead replica as Ray's own code reads it from its table."""
-    died = ActorDiedErrorContext(
-        error_message=said, reason=ActorDiedErrorContext.Reason.Value(reason)
-    )
+    died = ActorDiedErrorContext(error_message=said, reason=getattr(ActorDiedErrorContext, reason))
     data = ActorTableData(
         name=f"SERVE_REPLICA::app#{name}",
         pid=41,
