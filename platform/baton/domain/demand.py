@@ -23,7 +23,7 @@ class Tally(NamedTuple):
     pool: str
     """Where it decoded, or would have; empty for requests that were never placed."""
     evaluated: int = 0
-    """All ended requests but excluded ones and client errors: the denominator of attainment."""
+    """All ended requests, without excluded requests and client errors; divides attainment."""
     excluded: int = 0
     """Neither good nor a miss: the client left before anything was due, and had got nothing."""
     client_errors: int = 0
