@@ -71,12 +71,34 @@ OWN_WORDS: Final[dict[str, str]] = {
 }
 """A pattern, and what the field says instead."""
 
+OWN_IN_NAMES: Final[dict[str, str]] = {
+    r"who|whom|every(?:body|one)|any(?:body|one)|someone|(?:no|some)bodys": "name the subject",
+    r"rest(?:s|ed)": "idle",
+    r"speaks?|spoken?": "send a heartbeat, implement a protocol",
+    r"hears?|heard": "get a message, be told",
+    r"book(?:s|ed)?": "table, totals, charge",
+    r"desks?": "manager, allocator",
+    r"verdicts?|judge[sd]?": "decision, result, evaluate",
+    r"crowds?": "peer load factor",
+    r"unseen": "unreported",
+    r"owe[sd]": "pending, debt",
+    r"ledgers?": "totals",
+    r"seats?": "slot",
+    r"journeys?|outlooks?|standing": "lifecycle, forecast, health",
+    r"givers|takers": "sources, targets",
+    r"harms?": "interference, or name the damage",
+    r"told apart": "distinguished",
+    r"anew|mends": "again, repairs",
+}
+"""The same of names of tests, beside `OWN_WORDS`; prose may use them in their plain sense."""
+
 OWN = [(re.compile(rf"\b(?:{old})\b", re.IGNORECASE), new) for old, new in OWN_WORDS.items()]
 HEADLESS = re.compile(
     r"(?:^|[;:(] ?|\b(?:and|or|than|but) )(?:who|what) (?!if\b)"
     r"|\b(?:of|to|for|by|with|from|in|on|at|as|after|before|beside|through) what\b",
     re.IGNORECASE,
 )
+_FORMER = [re.compile(rf"\b(?:{old})\b") for old in (*OWN_WORDS, *OWN_IN_NAMES)]
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+")
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|etc|cf|approx|Fig|Sec|No)\.")
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,.]*")
@@ -139,6 +161,12 @@ def sentences(text: str) -> list[str]:
 def words(sentence: str) -> int:
     """How many words a sentence has."""
     return len(_WORD.findall(sentence))
+
+
+def former_words(name: str) -> list[str]:
+    """The words in a name of code that the field has others for, or that stand without a noun."""
+    text = name.removeprefix("test_").replace("_", " ")
+    return [found[0].strip() for rule in (*_FORMER, HEADLESS) for found in rule.finditer(text)]
 
 
 def _sentence_rules(sentence: str, kind: Kind) -> Iterator[tuple[str, str]]:

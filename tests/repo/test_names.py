@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.prose.rules import former_words
 from tests.recorded.names import OLD_NAMES
 from tests.repo.project import ROOT, documents
 
@@ -125,6 +126,28 @@ def test_a_loop_names_what_it_holds() -> None:
     }
     assert vague == set()
     assert list(loop_variables(ast.parse("[one for one in ()]"))) == ["one"]
+
+
+def names_of_tests(file: Path) -> Iterator[str]:
+    """Those of its tests, and its own if it begins as theirs do."""
+    functions = (
+        node.name
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return (name for name in (file.stem, *functions) if name.startswith("test_"))
+
+
+def test_no_name_of_a_test_has_a_former_word() -> None:
+    former = {
+        f"{file.relative_to(ROOT)}::{name}": words
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+        for name in names_of_tests(file)
+        if (words := former_words(name))
+    }
+    assert former == {}
+    assert former_words("test_who_rests_is_silent") == ["silent", "who", "rests", "who"]
+    assert former_words("test_an_idle_replica_sends_fewer_heartbeats") == []
 
 
 _NAMES_A_FIELD = re.compile(r"\b(?:([a-z_]+) is|and ([a-z_]+)) $")
