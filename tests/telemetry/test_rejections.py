@@ -12,8 +12,7 @@ from baton.domain.errors import Cause, NoCapacity, QueueFull, RateLimited, Rejec
 from baton.domain.request import Phase
 from baton.domain.value import evolve
 from baton.runtime.process.log_events import FIELDS
-from baton.telemetry.requests.rejections import LOG_PERIOD_S, RejectionLog
-from baton.telemetry.requests.request_log import RequestLog
+from baton.telemetry.requests.request_log import LOG_PERIOD_S, RejectionLog, RequestLog
 from tests.fakes.request_records import RECORD
 
 

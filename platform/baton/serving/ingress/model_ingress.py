@@ -81,8 +81,12 @@ from baton.telemetry.metrics.ingress import (
 )
 from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from baton.telemetry.requests.recorders import Recorders
-from baton.telemetry.requests.rejections import RejectionLog
-from baton.telemetry.requests.request_log import RequestLog, RequestReport, request_report
+from baton.telemetry.requests.request_log import (
+    RejectionLog,
+    RequestLog,
+    RequestReport,
+    request_report,
+)
 from baton.telemetry.requests.tracing import Exporter, SamplingRules, Tracer
 
 _LOGGER = logging.getLogger(__name__)
