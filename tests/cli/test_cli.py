@@ -633,7 +633,9 @@ def test_a_cell_in_colour_is_as_wide_as_without(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name
 )
-def test_what_config_show_prints_is_applied_unchanged(file: Path, run: Run, tmp_path: Path) -> None:
+def test_the_output_of_config_show_is_applied_unchanged(
+    file: Path, run: Run, tmp_path: Path
+) -> None:
     shown, again = run("config", "show", "-c", str(file)), tmp_path / "again.yaml"
     again.write_text(shown.stdout)
     commands = ScriptedCommands({"generation": 1, "changes": [], "outcome": "applied"})

@@ -127,7 +127,7 @@ def test_authorities_are_named_or_the_check_is_left_out(verb: str, tmp_path: Pat
     ],
 )
 @pytest.mark.parametrize("verb", ["bench", "chat"])
-def test_what_is_wrong_with_a_certificate_is_said(
+def test_a_certificate_error_names_its_cause(
     verb: str, valid_for: timedelta, address: str, why: str, tmp_path: Path
 ) -> None:
     pair = make_key_pair(tmp_path, "own", address=address, valid_for=valid_for)

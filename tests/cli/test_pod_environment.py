@@ -85,7 +85,7 @@ def broken(**_: object) -> None:
     raise KeyError("members\nand more")
 
 
-def test_an_error_that_nobody_expects_is_a_line_with_the_place_of_its_traceback(
+def test_an_unexpected_error_is_a_line_with_the_place_of_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -39,7 +39,7 @@ def run_silently(progress: RepeatedProgress, clock: Clock, seconds: float) -> li
     return times
 
 
-def test_a_call_that_blocks_leaves_no_pipe_silent_for_over_5_s(
+def test_a_blocking_call_leaves_a_pipe_without_output_for_5_s_at_most(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock, printed_at_s = Clock(), list[float]()
@@ -128,7 +128,7 @@ def test_on_a_terminal_a_status_line_replaces_the_one_before_it(
     assert "one " * 8 not in text
 
 
-def test_who_wants_no_colour_gets_no_redrawn_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_colours_no_line_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

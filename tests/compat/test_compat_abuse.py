@@ -82,7 +82,7 @@ def test_a_message_that_can_be_read_in_two_ways_is_not_served(
     assert len(answers) <= message.max_answers
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_every_route_of_vllms_has_a_rule_and_keeps_it(
     server: Server, fleet: EchoFleet, keyed: ServerThread
 ) -> None:
@@ -271,7 +271,7 @@ def test_a_turn_that_cannot_be_read_is_the_clients_mistake(
     assert fleet.arrived.empty()
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "/v1/messages"])
 def test_a_session_is_known_by_its_tenant_too(
     server: Server, fleet: EchoFleet, keyed: ServerThread, path: str
@@ -292,7 +292,7 @@ def test_a_session_is_known_by_its_tenant_too(
 SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "x-session-affinity", "session_id")
 
 
-@pytest.mark.usefixtures("stand_in_only", "keyed")
+@pytest.mark.usefixtures("require_echo_server", "keyed")
 @pytest.mark.parametrize("path", PATHS)
 def test_a_session_is_known_however_a_client_names_it(
     server: Server, fleet: EchoFleet, path: str
@@ -309,7 +309,7 @@ def test_a_session_is_known_however_a_client_names_it(
     assert sessions == ["acme/s", "acme/s", "beta/s", "beta/s"]
 
 
-@pytest.mark.usefixtures("stand_in_only", "keyed")
+@pytest.mark.usefixtures("require_echo_server", "keyed")
 @pytest.mark.parametrize("path", PATHS)
 def test_a_session_that_is_no_name_fails_no_request(
     server: Server, fleet: EchoFleet, path: str
@@ -325,7 +325,7 @@ def test_a_session_that_is_no_name_fails_no_request(
     assert fleet.arrived.get(timeout=5).session_id is None
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_a_client_sets_neither_priority_nor_engine(server: Server, fleet: EchoFleet) -> None:
     headers = {"x-vllm-priority": "-1000", "x-data-parallel-rank": "3"}
     for path in PATHS:
@@ -333,7 +333,7 @@ def test_a_client_sets_neither_priority_nor_engine(server: Server, fleet: EchoFl
         assert fleet.arrived.get(timeout=5).priority == 0
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_the_name_of_a_request_is_short_and_printable(server: Server, fleet: EchoFleet) -> None:
     path = "/v1/completions"
     assert ask(server, path, {"x-request-id": "mine-1"}).json()["id"] == "cmpl-mine-1"
@@ -349,7 +349,7 @@ def test_the_name_of_a_request_is_short_and_printable(server: Server, fleet: Ech
     assert fleet.arrived.empty()
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_search_for_more_than_one_may_ask_for_is_a_bad_request(
     server: Server, fleet: EchoFleet, keyed: ServerThread, path: str

@@ -29,7 +29,7 @@ SQL = RuntimeAdapter(name="sql", model="tiny", source="/adapters/sql", tenant="o
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_an_adapter_is_asked_for_by_its_name_in_place_of_the_model(
     client: openai.OpenAI, server: Server, fleet: EchoFleet
 ) -> None:
@@ -39,7 +39,7 @@ def test_an_adapter_is_asked_for_by_its_name_in_place_of_the_model(
         assert fleet.arrived.get(timeout=5).adapter == adapter
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_an_adapter_is_served_on_every_api(
     anthropic_client: anthropic.Anthropic, client: openai.OpenAI, fleet: EchoFleet
 ) -> None:
@@ -87,7 +87,7 @@ def post(server: Server, path: str, body: object, key: str | None = OPS_KEY) -> 
     return httpx.post(server.base_url + path, json=body, headers=headers, timeout=20)
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_vllms_requests_to_load_and_unload_are_taken_and_answered_in_its_words(
     server: Server, adapters: ScriptedAdapters
 ) -> None:
@@ -107,7 +107,7 @@ def test_vllms_requests_to_load_and_unload_are_taken_and_answered_in_its_words(
     ]
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 @pytest.mark.parametrize("path", [LOAD_PATH, UNLOAD_PATH])
 def test_only_a_key_that_may_administer_does_so(
     server: Server,
@@ -125,7 +125,7 @@ def test_only_a_key_that_may_administer_does_so(
     assert adapters.asked == []
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -149,7 +149,7 @@ def test_an_unknown_field_is_a_bad_request(
     assert adapters.asked == []
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_other_bodies_and_methods_are_refused_as_everywhere(
     server: Server, adapters: ScriptedAdapters
 ) -> None:
@@ -170,7 +170,7 @@ def test_other_bodies_and_methods_are_refused_as_everywhere(
     assert adapters.asked == []
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_why_an_adapter_is_not_loaded_is_said(server: Server, adapters: ScriptedAdapters) -> None:
     adapters.problem = Problem(status=403, message="not there")
     refused = post(server, LOAD_PATH, WANTED)
@@ -183,7 +183,7 @@ def test_why_an_adapter_is_not_loaded_is_said(server: Server, adapters: Scripted
     }
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_an_adapter_that_was_loaded_is_listed_served_and_gone_again(
     client: openai.OpenAI,
     anthropic_client: anthropic.Anthropic,
@@ -212,7 +212,7 @@ def test_an_adapter_that_was_loaded_is_listed_served_and_gone_again(
         client.completions.create(model="sql", prompt="hi", max_tokens=2)
 
 
-@pytest.mark.usefixtures("stand_in_only")
+@pytest.mark.usefixtures("require_echo_server")
 def test_an_adapter_of_the_start_keeps_its_name(
     client: openai.OpenAI, fleet: EchoFleet, echo_server: tuple[ServerThread, EchoFleet]
 ) -> None:

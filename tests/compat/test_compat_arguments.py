@@ -20,7 +20,7 @@ from tests.compat.endpoint import MODEL, ServerThread, serve
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.usefixtures("stand_in_only"),
+    pytest.mark.usefixtures("require_echo_server"),
 ]
 ORIGIN = "https://app.example"
 TEMPLATE = "{% for m in messages %}[{{ m.content }}|{{ greeting }}]{% endfor %}"

@@ -16,7 +16,7 @@ from tests.compat.endpoint import ADAPTER, Server
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.usefixtures("stand_in_only"),
+    pytest.mark.usefixtures("require_echo_server"),
 ]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

@@ -29,7 +29,7 @@ from tests.compat.endpoint import MAX_BODY_BYTES, Server, ServerThread
 # vLLM warns of its own deprecated fields in the server's thread.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.usefixtures("stand_in_only"),
+    pytest.mark.usefixtures("require_echo_server"),
 ]
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]

@@ -78,7 +78,7 @@ def _made() -> Iterator[tuple[str, ApiKey, str]]:
 
 @pytest.fixture
 def keys(
-    stand_in_only: None, echo_server: tuple[ServerThread, EchoFleet], tmp_path: Path
+    require_echo_server: None, echo_server: tuple[ServerThread, EchoFleet], tmp_path: Path
 ) -> Iterator[Keys]:
     thread, _ = echo_server
     yield Keys(tmp_path, thread)

@@ -40,7 +40,9 @@ SetLimits = Callable[[FrontendLimits], None]
 
 
 @pytest.fixture
-def limit(stand_in_only: None, echo_server: tuple[ServerThread, EchoFleet]) -> Iterator[SetLimits]:
+def limit(
+    require_echo_server: None, echo_server: tuple[ServerThread, EchoFleet]
+) -> Iterator[SetLimits]:
     thread, _ = echo_server
     yield lambda limits: thread.reconfigure(limits=limits)
     thread.reconfigure(limits=BODY)

@@ -15,7 +15,7 @@ from tests.compat.test_compat_failures import PATHS
 # vLLM warns of its own deprecated fields in the server's thread.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.usefixtures("stand_in_only"),
+    pytest.mark.usefixtures("require_echo_server"),
 ]
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -72,7 +72,7 @@ async def test_a_viewer_is_greeted_with_the_history_and_then_told_what_holds() -
         assert overview["point"] is None
 
 
-async def test_the_first_viewer_sees_the_ticks_that_nobody_watched() -> None:
+async def test_the_first_viewer_sees_earlier_ticks() -> None:
     feed, now_s = ScriptedFeed(), time.monotonic()
     for tick in range(900):
         feed.points.add(OVERVIEW, now_s - 1798.0 + 2.0 * tick)

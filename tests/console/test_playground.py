@@ -287,7 +287,7 @@ async def test_a_browser_that_leaves_cancels_its_request() -> None:
     assert WORDS[1].encode() not in browser.body
 
 
-async def test_so_many_chats_run_at_once_and_no_more() -> None:
+async def test_chats_at_a_time_have_a_limit() -> None:
     api = FakeApi(gate=asyncio.Event())
     async with opened_api(api):
         app = app_of(chat_target_of(api))

@@ -42,7 +42,7 @@ def test_the_phase_is_written_when_vllm_logs_its_beginning(
     worker.info("Available KV cache memory: %s GiB", 1)
 
 
-def test_no_handler_is_added_where_nobody_reads(
+def test_no_handler_is_added_without_a_reader(
     vllm_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = list(vllm_logger.handlers)

@@ -261,7 +261,7 @@ def test_an_engine_goes_on_when_its_series_cannot_be_made(
     assert told(made) == {}
     assert [
         record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR
-    ] == ["vLLM's own series are not told"]
+    ] == ["vLLM's own series are not exported"]
 
 
 def test_an_engine_goes_on_when_a_step_cannot_be_told_and_that_is_said_once(
@@ -272,7 +272,7 @@ def test_an_engine_goes_on_when_a_step_cannot_be_told_and_that_is_said_once(
     made.on_step(step(output(1)))
     assert told(made)["vllm:num_requests_running"] == 0, "as it was before"
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert said == ["vLLM's own series are told no more"]
+    assert said == ["vLLM's own series are no longer exported"]
 
 
 def test_nothing_is_told_before_the_engine_has_started() -> None:

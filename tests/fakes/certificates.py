@@ -53,7 +53,7 @@ def make_key_pair(
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=3))
+        .not_valid_before(min(now, now + valid_for) - datetime.timedelta(hours=3))
         .not_valid_after(now + valid_for)
         .add_extension(alternative_name, critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)

@@ -41,7 +41,7 @@ def test_a_figure_is_that_of_its_result_file(binding: Sentence | Rows) -> None:
     assert render(text, binding) == text, "run: scripts/render-reference"
 
 
-def test_a_figure_that_differs_from_its_result_is_written_anew() -> None:
+def test_a_figure_that_differs_from_its_result_is_rewritten() -> None:
     cost = Sentence(document="x", template="it costs {} us, or {} %", figures=lambda: ["97", "3.5"])
     table = Rows(document="x", header="| what | ms |", rows=lambda: ["| a | 1 |", "| b | 2 |"])
 

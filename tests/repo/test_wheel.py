@@ -117,7 +117,7 @@ def test_the_sdist_makes_the_same_wheel_as_the_tree(
     assert contents(wheel_of_sdist) == contents(built[1])
 
 
-def test_what_goes_into_an_image_makes_the_same_wheel_as_the_tree(
+def test_the_context_of_an_image_makes_the_same_wheel_as_the_tree(
     built: tuple[Path, Path], tmp_path: Path
 ) -> None:
     allowed = re.findall(r"^!(\S+)$", (_DOCKER / "dockerignore").read_text(), re.MULTILINE)

@@ -638,7 +638,7 @@ async def until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def test_each_generation_has_who_wrote_it_and_what_changed_against_the_one_before(
+def test_each_generation_has_its_author_and_its_changes(
     make: Make,
 ) -> None:
     store = HeadStore()

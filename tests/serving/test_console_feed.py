@@ -142,7 +142,7 @@ async def test_ticks_are_the_controllers_and_the_configuration_shows_no_secret()
     assert "source: tiny" in await live.config()
 
 
-async def test_every_tick_is_a_point_of_the_charts_whether_or_not_somebody_watches() -> None:
+async def test_every_tick_is_a_point_of_the_charts_without_a_viewer_too() -> None:
     points, clock = History(), Clock()
     rates = iter([5.0, 6.0, 7.0])
     recorder = PointRecorder(

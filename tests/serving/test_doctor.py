@@ -416,7 +416,7 @@ def test_imports_that_take_long_on_a_busy_machine_are_no_failure() -> None:
     assert check("imports", replace(GOOD, imports=UnknownFact("crash"))).status is CheckStatus.FAIL
 
 
-def test_the_fullest_disk_is_named_with_what_it_holds() -> None:
+def test_the_fullest_disk_is_named_with_its_content() -> None:
     found = check("disk", replace(GOOD, disks=disks_with(1024**2)))
     assert found.detail == "1 MiB free in /models (models)"
     assert "/models" in found.fix

@@ -136,7 +136,7 @@ def test_the_public_url_needs_an_authority_that_this_machine_knows(tmp_path: Pat
         assert "--ca-file" in found.fix
 
 
-def test_a_refused_connection_and_plain_http_are_told_apart() -> None:
+def test_a_refused_connection_and_plain_http_are_different_errors() -> None:
     with listening() as url:
         plain = tls_check(url.replace("http:", "https:"), Client())
     assert plain.detail.endswith("it does not speak TLS: it answers in plain HTTP")
@@ -198,7 +198,9 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_silent_endpoint_costs_no_more_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_without_an_answer_costs_no_more_than_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(endpoint, "_CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(endpoint, "REQUEST_TIMEOUT_S", 0.2)
     with silent() as address:
@@ -252,7 +254,7 @@ def doctor_process_ticks() -> int | None:
     return process_start_ticks(1)
 
 
-def test_an_ingress_tells_expiries_and_whom_it_rejected(tmp_path: Path) -> None:
+def test_an_ingress_reports_expiries_and_rejected_callers(tmp_path: Path) -> None:
     pair, keys = pair_for(tmp_path, 5), tmp_path / "acme.keys"
     now = datetime.datetime.now(datetime.UTC)
     key, token = mint("acme", now=now, expires_at=now + datetime.timedelta(days=1))

@@ -93,7 +93,7 @@ def test_labels_that_no_node_has_are_named() -> None:
         (({},), "no node has a label rack"),
     ],
 )
-def test_what_nodes_have_in_place_of_a_label_is_told(
+def test_values_that_nodes_have_of_a_label_are_named(
     labels: tuple[dict[str, str], ...], having: str
 ) -> None:
     wanted = example("sim.yaml", "pools.decode.placement.labels.rack=b")
@@ -102,7 +102,7 @@ def test_what_nodes_have_in_place_of_a_label_is_told(
     assert "pools.decode.placement.labels" in finding.fix
 
 
-def test_a_replica_that_fits_on_no_node_is_told_with_what_the_largest_has() -> None:
+def test_a_replica_that_fits_on_no_node_is_reported_with_the_largest_node() -> None:
     wanted = example("sim.yaml", "pools.decode.resources.cpus=12")
     nodes: tuple[dict[str, float], ...] = ({"CPU": 8.0}, {"CPU": 4.0})
     (finding,) = placement_findings(wanted, replace(ROOM, node_resources=nodes), None)

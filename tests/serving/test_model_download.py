@@ -74,7 +74,7 @@ def test_amounts_are_in_a_unit_that_fits() -> None:
     assert progress_text(0, 2_000_000) == "0.0 of 2.0 MB"
 
 
-def test_a_start_waits_for_a_silent_hub_no_longer_than_it_is_told() -> None:
+def test_a_start_waits_for_a_hub_without_an_answer_until_its_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         (finding,) = hub_findings(config(REPOSITORY), {"HF_ENDPOINT": url}, timeout_s=0.2)
@@ -92,7 +92,7 @@ def test_a_hub_of_this_machine_is_asked_past_the_proxy(
     assert "127.0.0.1" in os.environ["NO_PROXY"]
 
 
-def test_no_hub_is_asked_for_what_it_does_not_give_or_other_nodes_get() -> None:
+def test_no_hub_is_asked_for_local_models_or_those_of_other_nodes() -> None:
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     assert hub_findings(config("tiny"), nowhere) == ()
     assert hub_findings(config(REPOSITORY), nowhere | {"HF_HUB_OFFLINE": "1"}) == ()

@@ -69,7 +69,7 @@ def test_a_replica_that_was_killed_is_a_loss_with_its_process() -> None:
     assert "SIGKILL" in loss.how
 
 
-def test_what_was_told_to_end_and_what_is_no_replica_of_a_pool_is_no_loss() -> None:
+def test_an_ordered_end_and_an_actor_of_no_pool_are_no_losses() -> None:
     told = (actor(reason="RAY_KILL"), actor(said=INTENDED), actor("controller#abc"))
     assert losses(*told) == ()
 
@@ -84,7 +84,7 @@ def test_what_was_told_to_end_and_what_is_no_replica_of_a_pool_is_no_loss() -> N
         ),
     ],
 )
-def test_what_ray_knows_of_the_end_is_told(row: DeadActor, how: str) -> None:
+def test_the_end_that_ray_knows_is_reported(row: DeadActor, how: str) -> None:
     (loss,) = losses(row, words="something else")
     assert loss.how == how
 

@@ -231,7 +231,7 @@ def test_of_a_replica_that_was_lost_twice_the_last_time_counts() -> None:
     assert (row["age_s"], row["reason"]) == (5.0, "disconnected")
 
 
-def test_a_replica_that_is_connected_again_is_told_apart_from_one_that_has_ended() -> None:
+def test_a_reconnected_replica_differs_from_an_ended_one() -> None:
     replicas: list[Row] = [{"replica_id": "a"}, {"replica_id": "b"}]
     lost = [loss("a", 9.0, "unresponsive"), loss("b", 4.0, "unresponsive")]
     ended = [process("b", 3.0, "its node has died")]

@@ -86,7 +86,7 @@ def status_of(
     return FleetStatus(done=done, ready=frozenset(ready), targets={"d": target}, tallies=tallies)
 
 
-def test_a_stage_tells_how_many_replicas_are_replaced_and_what_new_ones_do(
+def test_a_stage_reports_replaced_replicas_and_phases_of_new_ones(
     config: DeploymentConfig,
 ) -> None:
     script = Script(

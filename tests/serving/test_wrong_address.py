@@ -27,7 +27,9 @@ from tests.repo.project import ROOT
 CONFIG: Final = str(ROOT / "configs" / "sim.yaml")
 VERBS: Final = {
     "apply": ("-c", CONFIG),
+    "bench": (),
     "chat": ("hello",),
+    "config show": ("--running",),
     "doctor": (),
     "down": (),
     "explain route": ("r-1",),
@@ -36,6 +38,7 @@ VERBS: Final = {
     "join": (),
     "links": (),
     "logs": (),
+    "replay": ("trace.jsonl",),
     "rollback": (),
     "scale": ("all", "1"),
     "status": (),
@@ -104,6 +107,8 @@ def wrong_address(kind: str) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text('{"at_s": 0, "input_length": 4, "output_length": 3}\n')
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
@@ -159,7 +164,7 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for(
         over.set()
 
 
-def test_ctrl_c_ends_the_wait_for_a_silent_listener(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_wait_for_a_listener_without_an_answer(tmp_path: Path) -> None:
     heard = threading.Event()
     with listener(b"", heard) as address:
         process = subprocess.Popen(

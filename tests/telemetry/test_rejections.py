@@ -102,7 +102,7 @@ def test_a_period_without_any_is_no_line_and_the_next_one_is_logged_at_once(
     assert logged(caplog) == [("queue_full", 1), ("queue_full", 1)]
 
 
-def test_what_is_not_logged_yet_is_logged_at_the_end(
+def test_rejections_that_are_not_logged_yet_are_logged_at_the_end(
     log: RejectionLog, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
     log.record(queue_full())
