@@ -46,7 +46,13 @@ from baton.serving.operator.attached import (
     find_local_state,
     local_state,
 )
-from baton.serving.operator.demo import RequestResult, _stream, answer_lines, summary
+from baton.serving.operator.demo import (
+    RequestResult,
+    _stream,
+    answer_lines,
+    pulled_between,
+    summary,
+)
 from baton.serving.operator.existing_cluster import (
     cluster_address,
     deploy_to_cluster,
@@ -217,6 +223,14 @@ def test_the_figures_are_of_the_requests_that_succeeded() -> None:
     assert (figures["requests"], figures["ok"]) == (3, 2)
     assert figures["bytes_moved"] == 200
     assert figures["transfer_p50_s"] == 0.3
+
+
+def test_moved_bytes_are_those_of_the_replica_that_decoded() -> None:
+    before = {"decode-a": (300, 0.3), "decode-b": (500, 0.5)}
+    after = {"decode-a": (420, 0.5), "decode-c": (70, 0.1)}
+    assert pulled_between(before, after, "decode-a") == (120, pytest.approx(0.2))
+    assert pulled_between(before, after, "decode-c") == (70, 0.1)
+    assert pulled_between(before, after, "decode-b") == (0, 0.0), "a replica that has ended"
 
 
 def test_nothing_moved_is_not_reported_as_a_transfer_of_no_time() -> None:

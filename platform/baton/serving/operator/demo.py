@@ -25,6 +25,8 @@ PROMPTS = (
 _MAX_TOKENS = 48
 _SETTLE_S = 3.0
 """Loads reach the ingress with the next heartbeat."""
+Pulls = tuple[int, float]
+"""Bytes, and seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +95,11 @@ def _send_prompt(
     request_id = f"demo-{number}-{time.monotonic_ns()}"
     error, token_times_s, sent_at_s, answer = _stream(deployment, model, request_id, prompt)
     report = _request_report(request_id)
-    after = before
+    decode_replica = str(report.get("decode_replica"))
+    moved_bytes, transfer_s = 0, 0.0
     until_s = time.monotonic() + _SETTLE_S
-    while report.get("mode") == "pull" and after == before and time.monotonic() < until_s:
-        after = _transfers()
+    while report.get("mode") == "pull" and not moved_bytes and time.monotonic() < until_s:
+        moved_bytes, transfer_s = pulled_between(before, _transfers(), decode_replica)
     first, last = (token_times_s[0], token_times_s[-1]) if token_times_s else (0.0, 0.0)
     return RequestResult(
         ok=not error,
@@ -104,9 +107,9 @@ def _send_prompt(
         ttft_s=first - sent_at_s,
         tpot_s=(last - first) / max(1, len(token_times_s) - 1),
         prefill_replica=str(report.get("prefill_replica")),
-        decode_replica=str(report.get("decode_replica")),
-        moved_bytes=int(after[0] - before[0]),
-        transfer_s=after[1] - before[1],
+        decode_replica=decode_replica,
+        moved_bytes=moved_bytes,
+        transfer_s=transfer_s,
         answer=answer,
     )
 
@@ -160,11 +163,20 @@ def _request_report(request_id: str) -> Mapping[str, object]:
     return {}
 
 
-def _transfers() -> tuple[int, float]:
-    """Bytes and seconds of all pulls so far, as the decode engines counted them."""
+def _transfers() -> dict[str, Pulls]:
+    """All pulls so far of each replica, as decode engines counted them."""
     (report, *_) = query_all(INGRESS, "status")
     rows = cast("list[Mapping[str, float]]", cast("Mapping[str, object]", report)["replicas"])
-    return sum(int(row["moved_bytes"]) for row in rows), sum(row["transfer_s"] for row in rows)
+    return {str(row["replica_id"]): (int(row["moved_bytes"]), row["transfer_s"]) for row in rows}
+
+
+def pulled_between(
+    before: Mapping[str, Pulls], after: Mapping[str, Pulls], replica_id: str
+) -> Pulls:
+    """The pulls of one replica; none of a replica that has ended."""
+    first_bytes, first_s = before.get(replica_id, (0, 0.0))
+    last_bytes, last_s = after.get(replica_id, (first_bytes, first_s))
+    return last_bytes - first_bytes, last_s - first_s
 
 
 def _line(number: int, result: RequestResult) -> str:
