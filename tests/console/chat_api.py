@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.console.playground import ChatTarget
+from baton.console.feed import ChatTarget
 
 CHAT_WAIT_S = 20.0
 """Seconds that a test waits for an answer."""

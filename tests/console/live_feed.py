@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from baton.console.feed import Row
+from baton.console.feed import ChatTarget, ChatUnavailable, Row
 from baton.console.history import HISTORY_S, History
-from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.control.autoscaling.observer import Observer
 from baton.domain.commands import RecordSelection, RequestRecord
 from baton.domain.fleet import FleetView, Load, ReplicaView, Role

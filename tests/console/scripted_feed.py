@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.console.feed import Row
+from baton.console.feed import ChatTarget, ChatUnavailable, Row
 from baton.console.history import History
-from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.domain.commands import RecordSelection
 
 NO_CHAT = ChatUnavailable(reason="there is no API here")

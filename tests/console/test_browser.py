@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.console.playground import ChatTarget
+from baton.console.feed import ChatTarget
 from baton.domain.commands import RequestRecord
 from baton.domain.errors import LinkFailed
 from baton.domain.value import evolve

@@ -17,12 +17,8 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from baton.console.app import console_app
-from baton.console.playground import (
-    MAX_BODY_BYTES,
-    MAX_CONCURRENT_CHATS,
-    ChatTarget,
-    ChatUnavailable,
-)
+from baton.console.feed import ChatTarget, ChatUnavailable
+from baton.console.playground import MAX_BODY_BYTES, MAX_CONCURRENT_CHATS
 from tests.console.chat_api import WORDS, FakeApi, chat_target_of, opened_api
 from tests.console.scripted_feed import ScriptedFeed
 from tests.console.viewers import TIMEOUT_S

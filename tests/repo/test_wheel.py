@@ -70,7 +70,7 @@ _FAILING = {
     _UP: _NEEDS_ENGINES,
     "doctor -c tiny.yaml": r"pip install",
     **dict.fromkeys(("status", "chat hello", "join", "apply -c tiny.yaml"), _NOTHING_RUNS),
-    "bench http://127.0.0.1:9 --rate 1 --duration 1s": r"nothing answers at",
+    "bench http://127.0.0.1:9 --rate 1 --duration 1s": r"connection refused",
 }
 """Commands that need engines or a deployment, and what each says without."""
 

@@ -11,9 +11,8 @@ import pytest
 from baton.config.schema.deployment import DeploymentConfig, Route
 from baton.config.schema.security import SecurityConfig, TlsConfig
 from baton.config.schema.service import TenantConfig
-from baton.console.feed import Feed
+from baton.console.feed import ChatTarget, ChatUnavailable, Feed
 from baton.console.history import History
-from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import NotRunning, TimedOut
 from baton.serving.controller import http_server

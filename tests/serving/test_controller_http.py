@@ -18,8 +18,8 @@ from baton.config.schema.observability import (
     MetricsConfig,
     ObservabilityConfig,
 )
+from baton.console.feed import ChatUnavailable
 from baton.console.history import History
-from baton.console.playground import ChatUnavailable
 from baton.domain.commands import RecordSelection
 from baton.domain.names.addresses import connectable_host, format_endpoint, parse_address
 from baton.serving.controller.http_server import ControllerHttp, guard_app

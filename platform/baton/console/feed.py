@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.console.history import History
-from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.domain.commands import RecordSelection
 
 Row = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTarget:
+    """Addresses, models and keys of the deployment's API."""
+
+    urls: tuple[str, ...]
+    """Addresses of the same API, tried in order until one accepts a connection."""
+    models: tuple[str, ...]
+    takes_key: bool
+    """Whether a tenant has API keys."""
+    needs_key: bool
+    """Whether callers without a key are rejected."""
+    cert_file: str | None = None
+    """The front's certificate, which alone is trusted; None: plain text."""
+    total_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatUnavailable:
+    """Why there is no playground."""
+
+    reason: str
 
 
 class Feed(Protocol):

@@ -14,7 +14,6 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import httpx
@@ -22,6 +21,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from baton.console.feed import ChatTarget, ChatUnavailable
 
 CHAT_PATH: Final = "/api/chat"
 KEY_HEADER: Final = "x-api-key"
@@ -35,29 +36,6 @@ _MAX_ERROR_BYTES = 64 * 1024
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _API_PATH = "/v1/chat/completions"
 _JSON = "application/json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatTarget:
-    """Addresses, models and keys of the deployment's API."""
-
-    urls: tuple[str, ...]
-    """Addresses of the same API, tried in order until one accepts a connection."""
-    models: tuple[str, ...]
-    takes_key: bool
-    """Whether a tenant has API keys."""
-    needs_key: bool
-    """Whether callers without a key are rejected."""
-    cert_file: str | None = None
-    """The front's certificate, which alone is trusted; None: plain text."""
-    total_timeout_s: float = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatUnavailable:
-    """Why there is no playground."""
-
-    reason: str
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):

@@ -22,8 +22,8 @@ from baton.config.derive.options import (
     tenants,
 )
 from baton.config.schema.deployment import DeploymentConfig
+from baton.console.feed import ChatTarget, ChatUnavailable
 from baton.console.history import History
-from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.control.accounting.usage import usage_rows
 from baton.control.autoscaling.observer import Observer
 from baton.control.fleet.adapter_registry import AdapterRejection, LoadRequest

@@ -24,9 +24,8 @@ from baton.config.schema.deployment import DeploymentConfig
 from baton.config.schema.deployment import Route as RouteGroup
 from baton.config.schema.observability import ObservabilityConfig
 from baton.config.write.render import render_redacted
-from baton.console.feed import Feed, Row
+from baton.console.feed import ChatTarget, ChatUnavailable, Feed, Row
 from baton.console.history import History
-from baton.console.playground import ChatTarget, ChatUnavailable
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import NotRunning, TimedOut
 from baton.domain.names.addresses import (
