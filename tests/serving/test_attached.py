@@ -228,7 +228,7 @@ def test_the_figures_are_of_the_requests_that_succeeded() -> None:
 def test_moved_bytes_are_those_of_the_replica_that_decoded() -> None:
     before = {"decode-a": (300, 0.3), "decode-b": (500, 0.5)}
     after = {"decode-a": (420, 0.5), "decode-c": (70, 0.1)}
-    assert pulled_between(before, after, "decode-a") == (120, pytest.approx(0.2))
+    assert pulled_between(before, after, "decode-a") == pytest.approx((120, 0.2))
     assert pulled_between(before, after, "decode-c") == (70, 0.1)
     assert pulled_between(before, after, "decode-b") == (0, 0.0), "a replica that has ended"
 
