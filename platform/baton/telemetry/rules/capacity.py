@@ -88,10 +88,10 @@ def _absence() -> Iterator[Rule]:
         severity=Severity.PAGE,
         expr=f"({ingresses} or 0 * {controllers}) == 0",
         for_="1m",
-        summary="no ingress of {{ $labels.job }} answers",
-        description="Clients are rejected, or get no answer: {{ $value }} ingresses answer"
-        " Prometheus. The goodput alerts do not see it, because requests that never arrive are"
-        " not counted.",
+        summary="no ingress of {{ $labels.job }} is reachable",
+        description="Clients are rejected or get no response: Prometheus reaches {{ $value }}"
+        " ingresses. Goodput alerts do not fire, because requests that never arrive are not"
+        " counted.",
     )
     has_demand = f"{aggregate('sum', series(DEMAND_REQUESTS))} > 0"
     has_queued = f"{aggregate('sum', series(QUEUED_REQUESTS))} > 0"
@@ -107,10 +107,9 @@ def _absence() -> Iterator[Rule]:
             f"{_EMPTY} > 0",
         ),
         for_="15s",
-        summary="no replica of {{ $labels.job }} is there to decode",
-        description="{{ $value }} replicas of the roles decode and mixed take work. Streams go on,"
-        " slowly, on prefill replicas where there are any; without them requests are rejected with"
-        " 503.",
+        summary="{{ $labels.job }} has no ready decode or mixed replica",
+        description="{{ $value }} replicas of the roles decode and mixed are ready. Streams"
+        " continue slowly on prefill replicas; without these, requests are rejected with 503.",
     )
     yield Alert(
         name="BatonNoPrefill",
@@ -121,10 +120,10 @@ def _absence() -> Iterator[Rule]:
             f"and {_ON_NOTHING} {_EMPTY} > 0",
         ),
         for_="2m",
-        summary="no replica of {{ $labels.job }} is there to prefill",
-        description="{{ $value }} replicas of the roles prefill and mixed take work, and there"
-        " were some within a day. Prompts are computed where they are decoded: streams get slower"
-        " while that is done, and less is served in all.",
+        summary="{{ $labels.job }} has no ready prefill or mixed replica",
+        description="{{ $value }} replicas of the roles prefill and mixed are ready, and some were"
+        " within a day. Decode replicas run prefill: their streams get slower, and total throughput"
+        " drops.",
     )
 
 
@@ -142,18 +141,18 @@ def _pools() -> Iterator[Rule]:
             f"or {_POOL} ({unmet} > 0 and {_POOL} {desired} >= {_POOL} {max_replicas})",
         ),
         for_="10m",
-        summary="pool {{ $labels.pool }} of {{ $labels.job }} may not grow as far as it should",
+        summary="pool {{ $labels.pool }} of {{ $labels.job }} needs more than its maximum size",
         description="{{ $value }} more replicas are needed than"
-        " pools.{{ $labels.pool }}.replicas.max lets it have.",
+        " pools.{{ $labels.pool }}.replicas.max allows.",
     )
     yield Alert(
         name="BatonPoolShort",
         severity=Severity.TICKET,
         expr=f"{_MISSING} > 0",
         for_="15m",
-        summary="pool {{ $labels.pool }} of {{ $labels.job }} does not get its replicas",
-        description="{{ $value }} replicas that it is to have have been missing for a quarter of"
-        f" an hour; one usually takes {_cold_start()} to start.",
+        summary="pool {{ $labels.pool }} of {{ $labels.job }} lacks ready replicas",
+        description="{{ $value }} desired replicas have been missing for a quarter of an hour; a"
+        f" cold start takes {_cold_start()}.",
     )
     starts, stops = (
         aggregate("sum", f"increase({series(SCALING_ACTIONS, '1h', action=action)})", Label.POOL)
@@ -171,10 +170,10 @@ def _pools() -> Iterator[Rule]:
             f"and {_POOL} {stops} > {_POOL} {mean_replicas}",
         ),
         for_="10m",
-        summary="pool {{ $labels.pool }} of {{ $labels.job }} grows and shrinks all the time",
+        summary="pool {{ $labels.pool }} of {{ $labels.job }} scales up and down repeatedly",
         description='Within an hour {{ printf "%.0f" $value }} of its replicas were started, and'
-        " about as many stopped: more than it has. Starting costs device time, and what a replica"
-        " had cached is lost.",
+        " about as many stopped: more than its mean size. Starts cost device time, and stops lose"
+        " cached prefixes.",
     )
 
 

@@ -50,18 +50,18 @@ def _reports() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=unresponsive,
         for_="2m",
-        summary="ingresses of {{ $labels.job }} do not report: {{ $value }}",
-        description="That many have not answered the controller for two minutes: they hang, start,"
-        " or cannot be reached. The autoscaler is paused meanwhile.",
+        summary="unresponsive ingresses of {{ $labels.job }}: {{ $value }}",
+        description="For two minutes they have not answered the controller: they hang, start or are"
+        " unreachable. Meanwhile the autoscaler is paused.",
     )
     yield Alert(
         name="BatonReplicasUnreachable",
         severity=Severity.TICKET,
         expr=f"{aggregate('max', series(UNREACHABLE_REPLICAS))} > 0",
         for_="5m",
-        summary="replicas of {{ $labels.job }} run but are unreachable: {{ $value }}",
-        description="Ray lists them as running, and an ingress has not reached that many of them"
-        " for five minutes: their fleet link is blocked, or they hang.",
+        summary="unreachable replicas of {{ $labels.job }}: {{ $value }}",
+        description="For five minutes an ingress has not reached replicas that Ray lists as"
+        " running: their fleet link is blocked, or they hang.",
     )
 
 
@@ -73,8 +73,8 @@ def _configuration() -> Iterator[Rule]:
         expr=f"{aggregate('sum', f'increase({rejected})')} > 0",
         for_="0s",
         summary="a configuration of {{ $labels.job }} was rejected",
-        description="Within a quarter of an hour a process rejected it; the former configuration"
-        " stays in force.",
+        description="Within a quarter of an hour a process rejected it; the previous configuration"
+        " stays active.",
     )
     current = aggregate("max", series(CONFIG_GENERATION))
     oldest, newest = (aggregate(how, series(INGRESS_GENERATION)) for how in ("min", "max"))
@@ -86,9 +86,9 @@ def _configuration() -> Iterator[Rule]:
             f"or {on()} {newest} != {on()} {current}",
         ),
         for_="2m",
-        summary="parts of {{ $labels.job }} go by different configurations",
-        description="An ingress has gone by generation {{ $value }} for two minutes, the controller"
-        " by another one: requests are treated differently by the ingress that they come to.",
+        summary="processes of {{ $labels.job }} use different configurations",
+        description="For two minutes an ingress has used generation {{ $value }}, and the"
+        " controller another one. Limits and routes of a request depend on its ingress.",
     )
 
 
@@ -102,8 +102,7 @@ def _targets() -> Iterator[Rule]:
             f"or {no_controller}",
         ),
         for_="5m",
-        summary="Prometheus does not get the numbers of every {{ $labels.component }}",
-        description="Targets of this kind that have not answered for five minutes: {{ $value }}."
-        " Alerts and dashboards know nothing of them; if it is the controller, no new target is"
-        " found either.",
+        summary="Prometheus cannot scrape every {{ $labels.component }}",
+        description="Targets that have not answered for five minutes: {{ $value }}. Alerts and"
+        " dashboards lack their data. Without the controller, Prometheus discovers no new target.",
     )

@@ -64,9 +64,9 @@ def _queueing() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=f"{aggregate('min', series(SLACK))} < 0",
         for_="5m",
-        summary="requests of {{ $labels.job }} wait longer than their objective",
-        description="For five minutes there has been a request that cannot have its first token in"
-        " time: the most urgent one has {{ $value | humanizeDuration }} left.",
+        summary="requests of {{ $labels.job }} cannot meet their TTFT objective",
+        description="For five minutes a request has been late, or predicted late. The most urgent"
+        " request has {{ $value | humanizeDuration }} left.",
     )
     yield Alert(
         name="BatonQueueGrows",
@@ -77,9 +77,9 @@ def _queueing() -> Iterator[Rule]:
             f"and ({_QUEUED} offset 5m) > 1.2 * ({_QUEUED} offset 10m)",
         ),
         for_="1m",
-        summary="more and more requests wait at the ingresses of {{ $labels.job }}",
-        description="{{ $value }} requests are held: more by a fifth than five minutes ago, when it"
-        " was more by a fifth than five minutes before.",
+        summary="the queue at the ingresses of {{ $labels.job }} grows",
+        description="{{ $value }} requests are queued: a fifth more than five minutes ago, after"
+        " the same growth in the five minutes before.",
     )
 
 
@@ -98,10 +98,10 @@ def _predictions() -> Iterator[Rule]:
             f"and {on(Label.MODEL, Label.MODE)} {observed} > 100",
         ),
         for_="30m",
-        summary="baton predicts times to first token of {{ $labels.model }} badly"
+        summary="TTFT predictions for {{ $labels.model }} are inaccurate"
         " ({{ $labels.job }}, mode {{ $labels.mode }})",
-        description='The median of predicted over actual is {{ printf "%.2f" $value }} over half an'
-        " hour. Placement, admission and the autoscaler go by these predictions.",
+        description='The median of predicted over actual TTFT is {{ printf "%.2f" $value }} over'
+        " half an hour. Placement, admission and the autoscaler use these predictions.",
     )
 
 
@@ -122,10 +122,9 @@ def _hits() -> Iterator[Rule]:
             f"and {_PROMPTS} > 100000",
         ),
         for_="15m",
-        summary="prompts for {{ $labels.model }} of {{ $labels.job }} are found cached far less"
-        " than usual",
-        description="Over the last hour {{ $value | humanizePercentage }} of their tokens were"
-        " cached: less than half of the day before. What is not cached is computed again.",
+        summary="the prefix cache hit rate of {{ $labels.model }} dropped ({{ $labels.job }})",
+        description="Over the last hour {{ $value | humanizePercentage }} of prompt tokens were"
+        " cached: less than half of the day before. Engines compute the other tokens again.",
     )
 
 
@@ -136,9 +135,9 @@ def _handoffs() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=aggregate("count", f"{pairs} > 0"),
         for_="5m",
-        summary="pairs of replicas of {{ $labels.job }} cannot hand off requests: {{ $value }}",
-        description="Probing or pulling over that many pairs fails, so they are not used: others"
-        " are, or prompts are computed where they are decoded.",
+        summary="quarantined replica pairs of {{ $labels.job }}: {{ $value }}",
+        description="Probes or pulls over these pairs fail, so they are unused. Requests use other"
+        " pairs, or decode replicas run prefill.",
     )
     failed_agents = aggregate("max", series(AGENT_FAILED), Label.TARGET)
     yield Alert(
@@ -146,9 +145,9 @@ def _handoffs() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=f"{failed_agents} > 0",
         for_="5m",
-        summary="replica {{ $labels.target }} of {{ $labels.job }} cannot pull from any other",
-        description="Its pulls fail from every source, though they answer it and serve others. It"
-        " should have been replaced within a minute: see why it was not.",
+        summary="replica {{ $labels.target }} of {{ $labels.job }} cannot pull from any source",
+        description="Its pulls fail from every source, and the sources serve other replicas. baton"
+        " replaces such a replica within a minute: find out why this one remains.",
     )
     failed = aggregate("sum", f"increase({series(PULL_FAILURES, '10m')})", Label.POOL)
     pulled = aggregate("sum", f"increase({series(PULLS, '10m')})", Label.POOL)
@@ -161,8 +160,8 @@ def _handoffs() -> Iterator[Rule]:
         ),
         for_="5m",
         summary="pulls of KV blocks into pool {{ $labels.pool }} of {{ $labels.job }} fail",
-        description="{{ $value | humanizePercentage }} of them within ten minutes. Each costs its"
-        " request the wait, and the prompt is computed again.",
+        description="{{ $value | humanizePercentage }} of pulls failed within ten minutes. Each"
+        " failure delays its request, and a replica computes the prompt again.",
     )
     expired = aggregate("sum", f"increase({series(EXPIRED_LEASES, '15m')})", Label.POOL)
     pulls = f"increase({series(PLACEMENTS, '15m', mode=HandoffMode.PULL)})"
@@ -176,9 +175,9 @@ def _handoffs() -> Iterator[Rule]:
             f"and {expired} > {on()} group_left() (0.01 * {handoffs})",
         ),
         for_="5m",
-        summary="KV blocks that pool {{ $labels.pool }} of {{ $labels.job }} keeps are not fetched",
-        description='{{ printf "%.0f" $value }} leases ran out within a quarter of an hour, more'
-        " than one in a hundred handoffs, if any was counted: unused prefills and blocks.",
+        summary="KV leases of pool {{ $labels.pool }} of {{ $labels.job }} expire without a pull",
+        description='{{ printf "%.0f" $value }} leases expired within a quarter of an hour, more'
+        " than one in a hundred handoffs. Their prefill was wasted.",
     )
     void_pulls = aggregate("sum", f"increase({series(VOID_PULLS, '15m')})", Label.POOL)
     yield Alert(
@@ -186,9 +185,9 @@ def _handoffs() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=f"{void_pulls} > 0",
         for_="1m",
-        summary="pool {{ $labels.pool }} of {{ $labels.job }} read KV blocks after their lease",
-        description='{{ printf "%.0f" $value }} pulls within a quarter of an hour. The blocks were'
-        " discarded, so that no answer is wrong; each prompt was computed again.",
+        summary="pool {{ $labels.pool }} of {{ $labels.job }} pulled KV blocks after lease expiry",
+        description='{{ printf "%.0f" $value }} pulls were void within a quarter of an hour. Their'
+        " blocks were discarded, so responses stay correct; each prompt was computed again.",
     )
 
 
@@ -208,9 +207,9 @@ def _tenants() -> Iterator[Rule]:
             f"and {on(Label.TENANT)} {barred} > 50",
         ),
         for_="15m",
-        summary="tenant {{ $labels.tenant }} of {{ $labels.job }} asks for more than it may have",
+        summary="tenant {{ $labels.tenant }} of {{ $labels.job }} exceeds its limits",
         description="{{ $value | humanizePercentage }} of its requests within half an hour were"
-        " beyond its limits, not allowed to it, or too long. They count against no objective.",
+        " rejected: over its limits, not permitted, or too long. Attainment excludes them.",
     )
 
 
@@ -228,7 +227,7 @@ def _expiries() -> Iterator[Rule]:
         " of {{ $labels.job }}"
     )
     description = (
-        "It expires in {{ $value | humanizeDuration }}; below 0, it has expired. Clients refuse"
+        "It expires in {{ $value | humanizeDuration }}; below 0, it has expired. Clients reject"
         " the certificate, or get 401 for the key."
     )
     yield Alert(
@@ -246,6 +245,6 @@ def _expiries() -> Iterator[Rule]:
         severity=Severity.PAGE,
         expr=before(_CRITICAL_DAYS),
         for_="5m",
-        summary=f"{subject} expires within {_CRITICAL_DAYS} days, or has",
+        summary=f"{subject} expires within {_CRITICAL_DAYS} days, or has expired",
         description=description,
     )

@@ -147,7 +147,7 @@ def _budgets() -> Iterator[Rule]:
 def _alerts() -> Iterator[Rule]:
     alerts: Mapping[Severity, tuple[str, tuple[BurnRate, ...], str]] = {
         Severity.PAGE: ("BatonGoodputBurnsFast", FAST_BURN, "fast"),
-        Severity.TICKET: ("BatonGoodputBurnsSlowly", SLOW_BURN, "steadily"),
+        Severity.TICKET: ("BatonGoodputBurnsSlowly", SLOW_BURN, "slowly"),
     }
     for severity, (name, burns, adverb) in alerts.items():
         yield Alert(
@@ -155,12 +155,12 @@ def _alerts() -> Iterator[Rule]:
             severity=severity,
             expr="\nor\n".join(parenthesize(_burn_expr(burn)) for burn in burns),
             for_="0s" if severity is Severity.PAGE else "5m",
-            summary=f"class {{{{ $labels.slo_class }}}} of {{{{ $labels.job }}}} misses its"
-            f" objectives {adverb}",
+            summary=f"class {{{{ $labels.slo_class }}}} of {{{{ $labels.job }}}} burns its error"
+            f" budget {adverb}",
             description=f"{{{{ $value | humanizePercentage }}}} of its requests of the last"
             f" {burns[0].long_window} or {burns[1].long_window} missed an objective or were"
             " rejected; the target"
-            f" allows {_queried_value(_BUDGET, 'humanizePercentage')}. Left of the error budget of"
+            f" allows {_queried_value(_BUDGET, 'humanizePercentage')}. Error budget left of"
             f" {_PERIOD_DAYS} days: {_queried_value(_BUDGET_REMAINING, 'humanizePercentage')}.",
             labels={"sloth_severity": str(severity)},
         )
