@@ -295,19 +295,19 @@ REQUESTS = _counter(
     _INGRESS, "baton_requests_total", "Ended requests, by outcome.", *_REQUEST_LABELS, Label.OUTCOME
 )
 SLO_REQUESTS = _counter(
-    _INGRESS, "baton_slo_requests_total", "Requests judged against their SLO.", *_REQUEST_LABELS
+    _INGRESS, "baton_slo_requests_total", "Requests evaluated against their SLO.", *_REQUEST_LABELS
 )
 SLO_GOOD = _counter(
     _INGRESS,
     "baton_slo_good_requests_total",
-    "Judged requests that met the objective; `goodput`: every objective.",
+    "Evaluated requests that met the objective; `goodput`: every objective.",
     *_REQUEST_LABELS,
     Label.OBJECTIVE,
 )
 SLO_EXCLUDED = _counter(
     _INGRESS,
     "baton_slo_excluded_requests_total",
-    "Requests not judged: cancelled before a token was due.",
+    "Excluded requests: cancelled before a token was due.",
     *_REQUEST_LABELS,
     formerly="baton_slo_excused_requests_total",
 )
@@ -560,7 +560,7 @@ LINK_AUTH_FAILURES = _counter(
 
 # ------------------------------------------------------------------- controller: pools
 POOL_REPLICAS = _gauge(
-    _CONTROLLER, "baton_pool_replicas", "Replicas; `want`: desired.", Label.POOL, Label.STATE
+    _CONTROLLER, "baton_pool_replicas", "Replicas, by state.", Label.POOL, Label.STATE
 )
 POOL_ROLES = _gauge(
     _CONTROLLER, "baton_pool_role_replicas", "Ready replicas.", Label.POOL, Label.ROLE
@@ -633,7 +633,7 @@ UNRESPONSIVE_INGRESSES = _gauge(
     formerly="baton_silent_ingresses",
 )
 
-# ------------------------------------------------------------------- controller: promises, money
+# ------------------------------------------------------------------- controller: objectives, cost
 SLO_TARGET = _gauge(_CONTROLLER, "baton_slo_target_fraction", "Target attainment.", Label.SLO_CLASS)
 SLO_OBJECTIVE = _gauge(
     _CONTROLLER, "baton_slo_objective_seconds", "Objectives.", Label.SLO_CLASS, Label.OBJECTIVE
@@ -667,7 +667,9 @@ PAID_GPU_SECONDS = _counter(
 COST = _counter(_CONTROLLER, "baton_cost_total", "Cost, including idle and overhead.", Label.TENANT)
 
 # ------------------------------------------------------------------- controller: itself
-CONFIG_GENERATION = _gauge(_CONTROLLER, "baton_config_generation", "Generation in force.")
+CONFIG_GENERATION = _gauge(
+    _CONTROLLER, "baton_config_generation", "Configuration generation in use."
+)
 INGRESS_GENERATION = _gauge(
     _INGRESS, "baton_ingress_config_generation", "Configuration generation in use."
 )
