@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 EXPECTED_EMPTY: Mapping[str, str] = MappingProxyType(
     {
-        "baton / Goodput & SLO: Alerts that fire: A": "no alert fires within two minutes of load",
+        "baton / Goodput & SLO: Firing alerts: A": "no alert fires within two minutes of load",
         "baton / KV transfer: Quarantined pairs: A": "every pair is in order",
         "baton-capacity.yaml: baton:empty_pools:count": "every pool has a replica that is ready",
     }

@@ -14,8 +14,8 @@ from tests.dashboards.queries import asked
 BY = re.compile(r"by \(([^)]*)\)")
 SELECTED = re.compile(r"(\w+)\{([^}]*)\}")
 CHOSEN = re.compile(r"\$(class|model|pool|tenant)")
-PROMISED = {c.SLO_TARGET.name, c.SLO_OBJECTIVE.name}
-"""Every model of a class is promised the same."""
+OBJECTIVES = {c.SLO_TARGET.name, c.SLO_OBJECTIVE.name}
+"""Models of a class have the same objectives."""
 
 
 def panels() -> Iterator[Page]:
@@ -42,13 +42,13 @@ def test_pools_and_classes_of_two_deployments_are_distinguished() -> None:
 @pytest.mark.parametrize(
     "title",
     [
-        "Below what is wanted",
-        "Attainment above target, over the target's window",
-        "Prompt tokens: demand against capacity",
-        "Output tokens: demand against capacity",
-        "Forecast, prompt and output tokens",
-        "Targets that answer",
-        "Configuration in force",
+        "Missing replicas",
+        "Attainment minus target",
+        "Prompt token demand and capacity",
+        "Output token demand and capacity",
+        "Token demand forecast",
+        "Scrape targets up",
+        "Configuration generation",
     ],
 )
 def test_missing_series_of_a_deployment_are_not_filled_from_another(title: str) -> None:
@@ -64,7 +64,7 @@ def test_a_choice_narrows_both_sides_of_a_comparison_or_neither() -> None:
             frozenset(CHOSEN.findall(matchers))
             for target in panel["targets"]
             for name, matchers in SELECTED.findall(target["expr"])
-            if name not in PROMISED
+            if name not in OBJECTIVES
         }
         for panel in panels()
     }

@@ -16,7 +16,7 @@ from tests.dashboards.pages import (
 )
 from tests.dashboards.queries import asked
 
-TITLE = "Attainment"
+TITLE = "SLO attainment"
 WHERE = f"baton / Goodput & SLO: panel '{TITLE}'"
 NARROWED = 'baton_slo_requests_total{job=~"$job"}[5m]'
 
@@ -149,7 +149,7 @@ def test_a_wrong_panel_is_noticed(change: Page, complaint: str) -> None:
 
 def test_a_matrix_has_the_labels_of_its_result_as_rows_and_columns() -> None:
     broken = page("pools")
-    panel = find_panel(broken, "What the last decision was made from")
+    panel = find_panel(broken, "Inputs of the last decision")
     panel["transformations"][0]["options"]["rowField"] = "reason"
 
     assert "is a matrix of ['pool', 'reason'], its result has ['input'" in only_problem(broken)

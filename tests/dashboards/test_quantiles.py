@@ -38,7 +38,7 @@ P99 = next(
     expr
     for dashboard in pages()
     for title, _, expr in queries_of(dashboard)
-    if title == "Time to first token" and "0.99" in expr
+    if title == "Time to first token (TTFT)" and "0.99" in expr
 )
 """As the dashboard asks for it."""
 WINDOW_S = 300.0
@@ -107,9 +107,13 @@ def test_every_percentile_of_a_histogram_whose_edges_change_is_taken_by_set_of_e
 
 
 def test_latencies_of_two_models_are_distinguished_and_can_be_narrowed_to_a_pool() -> None:
-    for title in ("Time to first token", "Time per output token", "From arrival to the end"):
+    for title in (
+        "Time to first token (TTFT)",
+        "Time per output token (TPOT)",
+        "End-to-end latency",
+    ):
         for target in find_panel(page("goodput"), title)["targets"]:
-            if not target["legendFormat"].endswith("promised"):
+            if not target["legendFormat"].endswith("objective"):
                 assert {"model", "pool"} <= {*grouped_by(target["expr"])}, title
                 assert ("model", "=~", "$model") in matchers(target["expr"])
                 assert ("pool", "=~", "$pool") in matchers(target["expr"])

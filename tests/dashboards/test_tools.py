@@ -23,9 +23,9 @@ def test_prometheus_parses_every_expression() -> None:
 
 @needs_promtool
 def test_an_unparsable_expression_is_named_with_its_panel() -> None:
-    (found,) = find_unparsable([with_query("Attainment", "sum by (rate(x[5m]))")])
+    (found,) = find_unparsable([with_query("SLO attainment", "sum by (rate(x[5m]))")])
 
-    assert found.startswith("baton / Goodput & SLO: panel 'Attainment': query A: ")
+    assert found.startswith("baton / Goodput & SLO: panel 'SLO attainment': query A: ")
 
 
 @needs_schema
@@ -33,7 +33,7 @@ def test_an_unparsable_expression_is_named_with_its_panel() -> None:
 def test_a_violation_of_grafanas_schema_is_named_with_its_panel() -> None:
     broken = page("goodput")
     broken["refreshes"] = "10s"
-    attainment = find_panel(broken, "Attainment")
+    attainment = find_panel(broken, "SLO attainment")
     attainment["options"]["tooltip"]["mode"] = "several"
     attainment["fieldConfig"]["defaults"]["custom"]["lineWidht"] = 1
     attainment["targets"][0]["hide"] = "no"
@@ -43,7 +43,7 @@ def test_a_violation_of_grafanas_schema_is_named_with_its_panel() -> None:
     where = "baton / Goodput & SLO"
     assert [name.split(": TS")[0] for name in found] == [
         where,
-        f"{where}: panel 'Attainment': options",
-        f"{where}: panel 'Attainment': fields",
-        f"{where}: panel 'Attainment': query A",
+        f"{where}: panel 'SLO attainment': options",
+        f"{where}: panel 'SLO attainment': fields",
+        f"{where}: panel 'SLO attainment': query A",
     ]
