@@ -52,7 +52,7 @@ _SECTION = re.compile(r"(?:Args|Attributes|Raises|Returns|Source|Yields|Example)
 _ENTRY = re.compile(r"\s+[\w.*, ]+: ")
 _PERSON = re.compile(r"\b(?:whom|who else|whose\b(?! [\w`]))", re.IGNORECASE)
 _ONE = re.compile(r"\b(?:ones|(?:this|that|every) one\b(?! [a-z])|one (?:that|of which|whose))\b")
-_STARTS: Final = re.compile(
+STARTS: Final = re.compile(
     r"(?:about|also|and|as|at|because|before|both|but|by|during|either|everything|for|from|how|however"
     r"|if|in|instead|into|it|its|more|most|neither|none|nor|not|nothing|of|on|once|only|or|otherwise|so"
     r"|such|than|that|their|them|then|there|these|they|this|those|to|too|under|unless|until|what|when"
@@ -177,7 +177,7 @@ def _prose_rules(snippet: Snippet, sentence: str) -> Iterator[tuple[str, str]]:
 def _text_rules(snippet: Snippet) -> Iterator[tuple[str, str]]:
     text = snippet.text.strip()
     first = (re.findall(r"[\w'-]+", text) or [""])[0]
-    if snippet.kind is Text.HELP and _STARTS.match(first):
+    if snippet.kind is Text.HELP and STARTS.match(first):
         yield "help", f"got {first!r} first, expected a noun or an imperative verb"
     if snippet.kind is Text.MESSAGE:
         if re.search(r"\bwanted\b", text):
