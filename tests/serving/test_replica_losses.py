@@ -11,7 +11,7 @@ from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext
 from ray.core.generated.gcs_pb2 import ActorTableData
 
 from baton.serving.controller.deployment import RecentLosses
-from baton.serving.ray.replica_losses import (
+from baton.serving.ray.membership import (
     DeadActor,
     ReplicaLoss,
     kernel_killed_pids,

@@ -47,14 +47,15 @@ from baton.serving.controller.serve_fleet import ClusterControllerStore, ServeFl
 from baton.serving.controller.usage_store import UsageStore
 from baton.serving.http.metrics_endpoint import MetricsRenderer
 from baton.serving.ray.grpc_port import bind_grpc_to_node
-from baton.serving.ray.membership import Member, Membership
-from baton.serving.ray.packing import pack
-from baton.serving.ray.replica_losses import (
+from baton.serving.ray.membership import (
+    Member,
+    Membership,
     ReplicaLoss,
     dead_actors,
     local_last_words,
     replica_losses,
 )
+from baton.serving.ray.packing import pack
 from baton.serving.ray.serve_control import call_all
 from baton.serving.scaling.loop import ScalingLoop
 from baton.serving.scaling.plan import observer_options, scaling_plan
