@@ -59,7 +59,7 @@ OVERVIEW: Row = {
 
 
 def request_report(request_id: str, **fields: object) -> Row:
-    """The story of one request, as far as a list shows it."""
+    """The report of one request, as a list shows it."""
     bar = {"part": "prefill", "replica": "b#p#1", "from_s": 0.0, "to_s": 0.25, "predicted_s": None}
     return {"request_id": request_id, "outcome": "finished", "waterfall": [bar], **fields}
 

@@ -184,7 +184,7 @@ async def test_a_hostile_id_comes_back_as_data_and_as_nothing_else(
 async def test_an_unknown_request_id_is_reported_as_such(client: httpx.AsyncClient) -> None:
     answer = await client.get("api/request", params={"id": "gone"})
     assert answer.status_code == 404
-    assert "nobody remembers it" in answer.json()["reason"]
+    assert "no ingress has its record" in answer.json()["reason"]
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * (MAX_REQUEST_ID_CHARS + 1)])

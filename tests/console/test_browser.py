@@ -28,12 +28,12 @@ Opened = Callable[..., Page]
 
 
 class SpoiledFeed(LiveFeed):
-    """One of a client that wants to be markup, and a controller that may fall silent."""
+    """One of a client that wants to be markup, and a controller that may be unresponsive."""
 
-    is_silent = False
+    is_unresponsive = False
 
     async def overview(self) -> Any:  # noqa: ANN401 - plain values
-        if self.is_silent:
+        if self.is_unresponsive:
             raise LinkFailed("controller", "it is gone")
         return await super().overview()
 
@@ -172,14 +172,20 @@ def test_a_request_shows_what_it_was_chosen_from(opened: Opened) -> None:
     page.locator(".options tbody tr").first.wait_for()
     assert page.locator(".options tr.on").count() == 1
     head = page.locator(".options thead").inner_text().split("\t")
-    assert [name.strip() for name in head][1:6] == ["Runs on", "Cost", "Harm", "TTFT", "= Queue"]
+    assert [name.strip() for name in head][1:6] == [
+        "Runs on",
+        "Cost",
+        "Interference",
+        "TTFT",
+        "= Queue",
+    ]
 
 
 def test_the_list_holds_still_under_the_pointer(opened: Opened) -> None:
     page = opened("#requests")
     first = page.locator("tbody [data-row]").first
     first.hover()
-    page.get_by_text("held while you read").wait_for()
+    page.get_by_text("paused while you read").wait_for()
     before = first.inner_text()
     page.wait_for_timeout(2500)
     assert first.inner_text() == before
@@ -197,7 +203,7 @@ def test_everything_is_reached_by_keyboard(opened: Opened) -> None:
     page.keyboard.press("3")
     page.locator("tbody [data-row]").nth(3).wait_for()
     page.keyboard.press("j")
-    page.get_by_text("held while you read").wait_for()
+    page.get_by_text("paused while you read").wait_for()
     names = page.locator("tbody [data-row]").all_inner_texts()
     for key in ("j", "j", "k", "Enter"):
         page.keyboard.press(key)
@@ -271,14 +277,14 @@ def test_an_unresponsive_controller_is_shown_and_so_is_its_return(
 ) -> None:
     page = opened("#overview")
     page.locator("[data-test=goodput]").wait_for()
-    feed.is_silent = True
+    feed.is_unresponsive = True
     try:
         page.locator("#troubles p").wait_for()
         assert "it is gone" in page.locator("#troubles").inner_text()
         assert page.locator("#state").inner_text() == "no answer"
         assert page.locator("[data-test=goodput]").is_visible()
     finally:
-        feed.is_silent = False
+        feed.is_unresponsive = False
     page.locator("#troubles p").wait_for(state="detached")
     page.locator("#state.ok").wait_for()
 
@@ -299,7 +305,7 @@ def test_no_section_is_wider_than_the_window(opened: Opened, width: int) -> None
     [
         ("overview", ["Class", "Now", "Target", "Goodput", "TTFT", "TPOT"]),
         ("requests", ["Request", "TTFT", "TPOT", "Total", "Ran on"]),
-        ("request", ["Runs on", "Cost", "Harm", "TTFT"]),
+        ("request", ["Runs on", "Cost", "Interference", "TTFT"]),
     ],
 )
 def test_columns_that_decide_are_not_cut_off(
@@ -324,7 +330,7 @@ def test_marks_of_every_section_have_a_legend(opened: Opened) -> None:
     for section, words in {
         "overview": ["offered", "missed, rejected or failed", "draining", "dashed: its target"],
         "fleet": ["prefill", "quarantined", "stronger colour is faster"],
-        "requests": ["ingress wait", "transfer", "missed one"],
+        "requests": ["ingress wait", "transfer", "missed an objective"],
         "scaling": ["decode desired", "prefill ready", "no change"],
     }.items():
         page.evaluate("name => { location.hash = name; }", section)

@@ -124,9 +124,9 @@ async def test_a_viewer_of_another_topic_does_not_wait_for_the_next_tick() -> No
     feed = ScriptedFeed()
     async with opened(feed, ONCE) as hub:
         await Reader(hub).event("overview")
-        newcomer = Reader(hub, Topic.FLEET, Topic.SLOWEST)
-        assert len((await newcomer.event("fleet"))["replicas"]) == 2
-        await newcomer.event("slowest")
+        second = Reader(hub, Topic.FLEET, Topic.SLOWEST)
+        assert len((await second.event("fleet"))["replicas"]) == 2
+        await second.event("slowest")
     assert feed.calls["overview"] == 2, "the replicas are not kept where nobody watches them"
 
 
@@ -252,8 +252,8 @@ async def test_when_a_source_answers_again_its_trouble_is_withdrawn() -> None:
         async with asyncio.timeout(TIMEOUT_S):
             while (await mailbox.event("trouble"))["reason"] is not None:
                 pass
-        newcomer = Reader(hub, Topic.LINKS)
-        assert "event: trouble" not in await newcomer.rest()
+        second = Reader(hub, Topic.LINKS)
+        assert "event: trouble" not in await second.rest()
 
 
 async def test_a_late_viewer_gets_failures_that_are_not_new() -> None:

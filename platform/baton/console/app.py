@@ -170,7 +170,7 @@ class _Handlers:
         except _QueryFailed as error:
             return JSONResponse({"reason": str(error)}, 503)
         if not reports:
-            reason = "nobody remembers it: an ingress keeps its last few thousand requests"
+            reason = "no ingress has its record: an ingress keeps its last few thousand requests"
             return JSONResponse({"reason": reason}, 404)
         body = msgspec.json.encode({"requests": reports})
         return Response(body, media_type="application/json")

@@ -182,7 +182,7 @@ class Hub:
             self._on_failure(source, f"no answer within {self._poll_options.deadline_s:g} s")
         except BatonError as error:
             self._on_failure(source, str(error))
-        except Exception as error:  # noqa: BLE001 - supervised: logged, told, and tried again
+        except Exception as error:  # noqa: BLE001 - supervised: logged, published and retried
             self._on_failure(source, "see the controller's log", error)
         else:
             self._on_success(source)

@@ -6,7 +6,7 @@ import { fleet } from "./fleet.js";
 import { ago, seconds } from "./format.js";
 import { Live } from "./live.js";
 import { overview } from "./overview.js";
-import { left as leftPlayground, playground } from "./playground.js";
+import { forgetOffer, playground } from "./playground.js";
 import { requests } from "./requests.js";
 import { scaling } from "./scaling.js";
 
@@ -17,8 +17,8 @@ const HIDDEN_S = 30;
 const NOUNS = { overview: "the fleet", links: "pairs", requests: "requests", ticks: "scaling decisions" };
 
 const state = {
-  section: "overview", filter: "", filterText: "", order: "latest", open: null, story: null, whole: false,
-  pair: null, shown: null, isReading: false, config: { text: null, why: "", generation: undefined },
+  section: "overview", filter: "", filterText: "", order: "latest", open: null, report: null, whole: false,
+  pair: null, shown: null, isReading: false, config: { text: null, error: "", generation: undefined },
 };
 const live = new Live(() => soon());
 const ctx = { live, state, set: (change) => { Object.assign(state, change); watch(); draw(); }, later: () => soon() };
@@ -38,7 +38,7 @@ function draw() {
   state.isReading = Boolean(main.querySelector("[data-reading]:hover, [data-reading] :focus-visible"));
   ctx.filterBox = section.filters ? filterBox(section.filters) : null;
   patch(main, [h("div", { class: `page page-${state.section}`, key: state.section }, section.view(ctx))]);
-  section.drew?.(ctx);
+  section.afterDraw?.(ctx);
   header();
   freshConfig();
 }
@@ -46,38 +46,38 @@ function draw() {
 function filterBox(what) {
   return h("label", { class: "filter", key: "filter" },
     h("span", { class: "sr" }, `Filter ${what}`),
-    h("input", { type: "search", id: "filter", placeholder: `Filter ${what}`, autocomplete: "off", spellcheck: "false", "aria-keyshortcuts": "/", on: { input: (event) => filtered(event.target.value) } }),
+    h("input", { type: "search", id: "filter", placeholder: `Filter ${what}`, autocomplete: "off", spellcheck: "false", "aria-keyshortcuts": "/", on: { input: (event) => setFilter(event.target.value) } }),
     h("kbd", { "aria-hidden": "true" }, "/"));
 }
 
-function filtered(text) {
+function setFilter(text) {
   state.filterText = text.trim();
   ctx.set({ filter: state.filterText.toLowerCase() });
 }
 
 function header() {
-  const told = live.get("overview")?.overview;
+  const summary = live.get("overview")?.overview;
   for (const link of document.querySelectorAll("[data-section]")) {
     if (link.dataset.section === state.section) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  patch(document.getElementById("about"), told ? [h("span", { title: `baton ${told.baton}, generation ${told.generation} of its configuration` }, told.model ?? ""), told.up_s == null ? "" : h("span", { class: "faint" }, ` up ${seconds(told.up_s + live.age("overview"))}`)] : []);
-  const [tone, text] = standing();
-  const said = document.getElementById("state");
-  said.className = `state ${tone}`;
-  if (said.textContent !== text) said.textContent = text;
-  document.title = tone === "ok" ? `${told?.model ?? "baton"} · baton` : `✕ ${text} · baton`;
-  patch(document.getElementById("troubles"), [...live.troubles].map(([source, one]) => h("p", { key: source }, h("b", {}, `No answer about ${NOUNS[source] ?? source}`), `: ${one.why}`, h("span", { class: "faint", "aria-hidden": "true" }, ` since ${ago((performance.now() - one.since) / 1000).replace(" ago", "")}`))));
+  patch(document.getElementById("about"), summary ? [h("span", { title: `baton ${summary.baton}, generation ${summary.generation} of its configuration` }, summary.model ?? ""), summary.up_s == null ? "" : h("span", { class: "faint" }, ` up ${seconds(summary.up_s + live.age("overview"))}`)] : []);
+  const [tone, text] = connectionStatus();
+  const stateBox = document.getElementById("state");
+  stateBox.className = `state ${tone}`;
+  if (stateBox.textContent !== text) stateBox.textContent = text;
+  document.title = tone === "ok" ? `${summary?.model ?? "baton"} · baton` : `✕ ${text} · baton`;
+  patch(document.getElementById("troubles"), [...live.troubles].map(([source, trouble]) => h("p", { key: source }, h("b", {}, `No answer about ${NOUNS[source] ?? source}`), `: ${trouble.reason}`, h("span", { class: "faint", "aria-hidden": "true" }, ` since ${ago((performance.now() - trouble.since) / 1000).replace(" ago", "")}`))));
 }
 
-function standing() {
+function connectionStatus() {
   if (live.troubles.has("overview")) return ["bad", "no answer"];
   if (live.state === "live") return ["ok", "live"];
   if (live.state === "connecting") return ["wait", "connecting"];
-  return ["bad", live.state === "stale" ? "nothing new" : "connection lost"];
+  return ["bad", live.state === "stale" ? "no new data" : "connection lost"];
 }
 
-// ------------------------------------------------------------------------------ where we are
+// ------------------------------------------------------------------------------ address
 
 function go() {
   const [name, ...rest] = location.hash.slice(1).split("/");
@@ -87,11 +87,11 @@ function go() {
     const box = document.getElementById("filter");
     if (box) box.value = "";
   }
-  if (state.section === "playground" && section !== "playground") leftPlayground();
+  if (state.section === "playground" && section !== "playground") forgetOffer();
   state.section = section;
   const id = rest.join("/");
   state.open = section === "requests" && id ? decoded(id) : null;
-  if (state.open !== null) tell(state.open);
+  if (state.open !== null) loadRequest(state.open);
   watch();
   draw();
 }
@@ -108,7 +108,7 @@ function watch() {
   live.watch(SECTIONS[state.section].topics(state));
 }
 
-async function asked(path) {
+async function fetchResponse(path) {
   try {
     return await fetch(path, { headers: { accept: "application/json" } });
   } catch {
@@ -116,24 +116,24 @@ async function asked(path) {
   }
 }
 
-async function tell(id) {
-  if (state.story?.id === id && !state.story.why) return;
-  state.story = { id, loading: true };
-  const answer = await asked(`api/request?id=${encodeURIComponent(id)}`);
+async function loadRequest(id) {
+  if (state.report?.id === id && !state.report.error) return;
+  state.report = { id, loading: true };
+  const answer = await fetchResponse(`api/request?id=${encodeURIComponent(id)}`);
   if (state.open !== id) return;
-  const told = answer ? await answer.json().catch(() => null) : null;
-  state.story = told?.requests ? { id, requests: told.requests } : { id, why: told?.reason ?? "The controller does not answer." };
+  const body = answer ? await answer.json().catch(() => null) : null;
+  state.report = body?.requests ? { id, requests: body.requests } : { id, error: body?.reason ?? "The controller does not answer." };
   soon();
 }
 
-/** The text is asked for when it is looked at, and again when another generation holds. */
+/** Fetches the text when the section opens, and again after a new generation. */
 async function freshConfig() {
   const generation = live.get("overview")?.overview.generation ?? null;
   if (state.section !== "config" || state.config.generation === generation) return;
   state.config.generation = generation;
-  const answer = await asked("api/config");
-  if (answer?.ok) state.config = { text: await answer.text(), why: "", generation };
-  else state.config = { ...state.config, why: (await answer?.json().catch(() => null))?.reason ?? "The controller does not answer." };
+  const answer = await fetchResponse("api/config");
+  if (answer?.ok) state.config = { text: await answer.text(), error: "", generation };
+  else state.config = { ...state.config, error: (await answer?.json().catch(() => null))?.reason ?? "The controller does not answer." };
   soon();
 }
 
@@ -141,7 +141,7 @@ async function freshConfig() {
 
 const isTyping = (node) => node instanceof HTMLInputElement || node instanceof HTMLTextAreaElement || node instanceof HTMLSelectElement;
 
-function moved(step) {
+function moveFocus(step) {
   const rows = [...main.querySelectorAll("[data-row]")].filter((row) => row.offsetParent !== null);
   const at = rows.findIndex((row) => row === document.activeElement || row.contains(document.activeElement));
   const next = rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? 0 : at + step))];
@@ -149,13 +149,13 @@ function moved(step) {
   next?.scrollIntoView({ block: "nearest" });
 }
 
-function escaped() {
+function onEscape() {
   const box = document.getElementById("filter");
   if (isTyping(document.activeElement) && document.activeElement !== box) document.activeElement.blur();
   else if (isTyping(document.activeElement)) {
     if (box.value) box.value = "";
     else box.blur();
-    filtered("");
+    setFilter("");
   } else if (state.open !== null) {
     const from = state.open;
     location.hash = "requests";
@@ -165,12 +165,12 @@ function escaped() {
 }
 
 const KEYS = {
-  j: () => moved(1),
-  k: () => moved(-1),
+  j: () => moveFocus(1),
+  k: () => moveFocus(-1),
   "/": () => document.getElementById("filter")?.focus(),
   "?": () => document.getElementById("keys").showModal(),
   t: () => nextTheme(),
-  Escape: () => escaped(),
+  Escape: () => onEscape(),
 };
 NAMES.forEach((name, at) => { KEYS[String(at + 1)] = () => { location.hash = name; }; });
 
@@ -179,25 +179,25 @@ document.addEventListener("keydown", (event) => {
   const isFilter = event.target.id === "filter";
   if (isTyping(event.target) && event.key !== "Escape" && !(isFilter && event.key === "Enter")) return;
   if (isFilter && event.key === "Enter") {
-    moved(0);
+    moveFocus(0);
     event.preventDefault();
     return;
   }
-  const does = KEYS[event.key];
-  if (!does && !SECTIONS[state.section].key?.(event, ctx)) {
+  const action = KEYS[event.key];
+  if (!action && !SECTIONS[state.section].key?.(event, ctx)) {
     if (event.key === "Enter" && document.activeElement?.matches?.("[data-row]:not(a, button, summary)")) document.activeElement.click();
     return;
   }
-  does?.();
+  action?.();
   event.preventDefault();
 });
 
 // ------------------------------------------------------------------------------ theme
 
-const wish = () => document.documentElement.dataset.theme ?? "system";
+const chosenTheme = () => document.documentElement.dataset.theme ?? "system";
 
 function nextTheme() {
-  const next = THEMES[(THEMES.indexOf(wish()) + 1) % THEMES.length];
+  const next = THEMES[(THEMES.indexOf(chosenTheme()) + 1) % THEMES.length];
   if (next === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = next;
   try {
@@ -205,15 +205,15 @@ function nextTheme() {
   } catch {
     // Storage is closed to this page: the choice lasts as long as the page.
   }
-  sayTheme();
+  showTheme();
   draw();
 }
 
-function sayTheme() {
+function showTheme() {
   const names = { system: "Auto", light: "Light", dark: "Dark" };
   const button = document.getElementById("theme");
-  button.textContent = names[wish()];
-  button.setAttribute("aria-label", `Theme: ${wish()}`);
+  button.textContent = names[chosenTheme()];
+  button.setAttribute("aria-label", `Theme: ${chosenTheme()}`);
 }
 
 // ------------------------------------------------------------------------------ start
@@ -227,8 +227,8 @@ window.addEventListener("hashchange", go);
 let hidden = 0;
 document.addEventListener("visibilitychange", () => {
   clearTimeout(hidden);
-  if (document.hidden) hidden = setTimeout(() => live.rest(), HIDDEN_S * 1000);
+  if (document.hidden) hidden = setTimeout(() => live.pause(), HIDDEN_S * 1000);
   else watch();
 });
-sayTheme();
+showTheme();
 go();

@@ -1,5 +1,5 @@
 // Lines over the last 30 minutes, by uPlot. Colours come from the style sheet, so that both themes
-// are right; every chart has a line of text above it that says what is under the pointer.
+// are right; every chart has a line of text above it with the values under the pointer.
 
 import { h } from "./dom.js";
 import { HISTORY_S } from "./live.js";
@@ -42,18 +42,18 @@ export class Chart {
   draw(live) {
     if (!this.node) return;
     const lines = this.spec.lines(live.history);
-    const gist = JSON.stringify([lines, document.documentElement.dataset.theme, ink("--text")]);
-    if (gist !== this.gist) this.#build(lines, gist);
+    const signature = JSON.stringify([lines, document.documentElement.dataset.theme, ink("--text")]);
+    if (signature !== this.signature) this.#build(lines, signature);
     const offset_s = Date.now() / 1000 - live.now();
     this.now_s = Date.now() / 1000;
     this.span_s = Math.min(HISTORY_S, Math.max(LEAST_S, live.now() - (live.history.at_s[0] ?? live.now())));
     this.plot.setData(data(live.history, offset_s, lines.map((line) => line.name)));
-    this.#say();
+    this.#readValues();
   }
 
   #mount(node) {
     this.node = node;
-    this.gist = null;
+    this.signature = null;
     const watch = new ResizeObserver(() => {
       if (this.plot && node.clientWidth) this.plot.setSize({ width: node.clientWidth, height: node.clientHeight });
     });
@@ -66,9 +66,9 @@ export class Chart {
     };
   }
 
-  #build(lines, gist) {
+  #build(lines, signature) {
     this.plot?.destroy();
-    this.gist = gist;
+    this.signature = signature;
     this.lines = lines;
     const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
     const axis = { stroke: ink("--faint"), grid: { stroke: ink("--line"), width: 1 }, ticks: { show: false }, font: `${0.78 * rem}px ${ink("--sans")}` };
@@ -88,7 +88,7 @@ export class Chart {
       ],
       series: [{}, ...lines.map((line) => this.#series(line))],
       bands: this.spec.band ? [{ series: this.spec.band, fill: ink("--miss-wash") }] : [],
-      hooks: { setCursor: [() => this.#say()] },
+      hooks: { setCursor: [() => this.#readValues()] },
     };
     this.plot = new window.uPlot(options, [[], ...lines.map(() => [])], this.node);
     this.plot.root.setAttribute("aria-hidden", "true");
@@ -112,18 +112,18 @@ export class Chart {
     return [0, Math.max(top, this.spec.least ?? 0)];
   }
 
-  /** What is under the pointer, or now. */
-  #say() {
-    const said = this.node?.parentElement?.querySelector("[data-reads]");
-    if (!said || !this.plot) return;
+  /** Shows the values under the pointer, or the newest. */
+  #readValues() {
+    const legend = this.node?.parentElement?.querySelector("[data-reads]");
+    if (!legend || !this.plot) return;
     const columns = this.plot.data;
     const at = this.plot.cursor.idx ?? columns[0].length - 1;
-    for (const item of said.children) {
-      const line = this.lines.findIndex((one) => one.name === item.dataset.line);
+    for (const item of legend.children) {
+      const line = this.lines.findIndex((candidate) => candidate.name === item.dataset.line);
       const value = line < 0 ? null : columns[line + 1]?.[at];
       item.querySelector("b").textContent = value === null || value === undefined ? "–" : this.spec.text(value);
     }
-    const when = said.parentElement.querySelector("[data-when]");
+    const when = legend.parentElement.querySelector("[data-when]");
     if (when) when.textContent = this.plot.cursor.idx == null ? "now" : clock(columns[0][at], true);
   }
 }

@@ -1,20 +1,20 @@
-// A page as a function of what is known: `h` says what there should be, `patch` makes it so.
-// Text goes in as text nodes only, whatever a fleet or a client has put into it.
+// A page as a function of its data: `h` describes elements, `patch` updates the document.
+// Text goes in as text nodes only, so names from a fleet or a client cannot be markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "path", "line", "rect", "circle", "g", "polyline"]);
 
 /**
- * One element. Props: `key` (who it is among its siblings), `class`, `style` (CSS properties),
- * `on` (handlers by event), `hook` (called once with the new element, whose inside is then its
- * own; what it returns is called when the element goes); all others are attributes, left out when
+ * One element. Props: `key` (its identity among its siblings), `class`, `style` (CSS properties),
+ * `on` (handlers by event), `hook` (called once with the new element, which then owns its
+ * children; the function that it returns is called when the element is removed); all others are attributes, left out when
  * null or false.
  */
 export function h(tag, props = {}, ...kids) {
   return { tag, props, kids: kids.flat(Infinity).filter((kid) => kid !== null && kid !== false && kid !== undefined && kid !== "") };
 }
 
-/** Make the children of `parent` what `wanted` says, touching only what differs. */
+/** Make the children of `parent` match `wanted`, and change only the differences. */
 export function patch(parent, wanted) {
   const kept = new Map();
   for (const node of parent.childNodes) if (node.vkey !== undefined) kept.set(node.vkey, node);
@@ -35,9 +35,9 @@ export function patch(parent, wanted) {
   }
 }
 
-/** Tell what had a hook, here and inside, that it is shown no more. */
+/** Call the cleanup of each hook of a removed node and of its children. */
 function end(node) {
-  node.gone?.();
+  node.onRemove?.();
   for (const kid of node.childNodes) end(kid);
 }
 
@@ -53,7 +53,7 @@ function reusable(want, at, kept) {
 function created(want) {
   if (typeof want !== "object") return document.createTextNode("");
   const node = SVG_TAGS.has(want.tag) ? document.createElementNS(SVG, want.tag) : document.createElement(want.tag);
-  if (want.props.hook) node.gone = want.props.hook(node);
+  if (want.props.hook) node.onRemove = want.props.hook(node);
   return node;
 }
 

@@ -12,10 +12,10 @@ const MOST_REPLICAS = 240;
 export const fleet = {
   topics: () => ["fleet", "links"],
   view(ctx) {
-    const told = ctx.live.get("fleet");
-    if (!told) return [waiting("its replicas")];
-    const names = labels(told.replicas);
-    return [replicas(told, ctx, names), map(ctx, names)];
+    const data = ctx.live.get("fleet");
+    if (!data) return [waiting("its replicas")];
+    const names = labels(data.replicas);
+    return [replicas(data, ctx, names), map(ctx, names)];
   },
   filters: "replicas",
 };
@@ -27,25 +27,25 @@ function labels(rows) {
   return (id) => (counts.get(shortId(id)) > 1 ? String(id) : shortId(id));
 }
 
-function replicas(told, { state: { filter }, filterBox }, name) {
-  const found = told.replicas.filter((row) => !filter || `${row.replica_id} ${row.pool} ${row.role} ${row.state} ${row.node}`.toLowerCase().includes(filter));
+function replicas(data, { state: { filter }, filterBox }, name) {
+  const found = data.replicas.filter((row) => !filter || `${row.replica_id} ${row.pool} ${row.role} ${row.state} ${row.node}`.toLowerCase().includes(filter));
   const rows = found.slice(0, MOST_REPLICAS);
-  const pools = [...new Set([...told.pools.map((row) => row.pool), ...rows.map((row) => row.pool)])];
+  const pools = [...new Set([...data.pools.map((row) => row.pool), ...rows.map((row) => row.pool)])];
   return h("section", { key: "replicas" },
     h("div", { class: "section-head" }, h("h1", {}, "Replicas"),
       h("p", { class: "legend" }, Object.entries(ROLES).map(([role, letter]) => h("span", { key: role }, h("i", { class: `role ${role}` }, letter), role)), h("span", { key: "warn" }, "KV turns amber from 90 %")), filterBox),
     rows.length ? null : h("p", { class: "empty" }, filter ? "No replica matches." : "There are no replicas. Pools grow with demand, or by ", rows.length || filter ? null : h("code", {}, "baton scale"), filter ? null : "."),
     found.length > rows.length ? h("p", { class: "faint hint" }, `${whole(rows.length)} of ${whole(found.length)} are shown: filter them by pool, role, state or node.`) : null,
-    pools.map((pool) => poolOf(pool, told, rows.filter((row) => row.pool === pool), name)),
+    pools.map((pool) => poolOf(pool, data, rows.filter((row) => row.pool === pool), name)),
   );
 }
 
-function poolOf(pool, told, rows, name) {
+function poolOf(pool, data, rows, name) {
   if (!rows.length) return null;
-  const row = told.pools.find((one) => one.pool === pool);
+  const row = data.pools.find((candidate) => candidate.pool === pool);
   return h("div", { class: "pool", key: pool },
     h("h2", {}, pool, row ? h("span", { class: "faint" }, ` ${row.ready} of ${row.desired} ready`) : null),
-    h("ul", { class: "replicas" }, rows.map((one) => h("li", { key: one.replica_id }, replica(one, name)))),
+    h("ul", { class: "replicas" }, rows.map((member) => h("li", { key: member.replica_id }, replica(member, name)))),
   );
 }
 
@@ -67,17 +67,17 @@ function replica(row, name) {
 // --------------------------------------------------------------------------------- pair map
 
 function map(ctx, name) {
-  const told = ctx.live.get("links");
-  if (!told) return waiting("its pairs");
-  const links = told.links;
+  const data = ctx.live.get("links");
+  if (!data) return waiting("its pairs");
+  const links = data.links;
   const counts = {};
   for (const link of links) counts[link.state] = (counts[link.state] ?? 0) + 1;
   return h("section", { key: "pairs" },
     h("div", { class: "section-head" }, h("h1", {}, "Pairs"),
       h("p", { class: "legend" }, Object.entries(STATES).map(([state, glyph]) => h("span", { key: state, class: counts[state] ? `pair-${state}` : "faint" }, h("i", { class: "glyph" }, glyph), `${counts[state] ?? 0} ${state}`)))),
     links.length ? h("p", { class: "faint hint" }, `From the replica of the row to that of the column; GB/s as estimated; stronger colour is faster. ${beyond(links)}`) : null,
-    links.length ? h("div", { class: "map-and-more" }, matrix(ctx, links, name), chosen(ctx, links, name)) : h("p", { class: "empty" }, "No pair hands blocks over here: every replica prefills and decodes by itself."),
-    told.pairs > links.length ? h("p", { class: "faint" }, `${whole(links.length)} of ${whole(told.pairs)} pairs are sent; `, h("code", {}, "baton links"), " has all.") : null,
+    links.length ? h("div", { class: "map-and-more" }, matrix(ctx, links, name), chosen(ctx, links, name)) : h("p", { class: "empty" }, "No pair transfers blocks: every replica prefills and decodes its own requests."),
+    data.pairs > links.length ? h("p", { class: "faint" }, `${whole(links.length)} of ${whole(data.pairs)} pairs are sent; `, h("code", {}, "baton links"), " has all.") : null,
   );
 }
 
@@ -117,18 +117,18 @@ function cell(ctx, link, most) {
 const gigabytes = (link) => digits(link.bytes_per_s / 1e9, 2);
 
 function chosen(ctx, links, name) {
-  const link = links.find((one) => `${one.source_id}\n${one.target_id}` === ctx.state.pair);
-  const troubled = links.filter((one) => one.reason);
-  if (!link && !troubled.length) return h("aside", { class: "pair-more" }, h("p", { class: "faint" }, "Choose a pair to see what is known of it."));
-  if (!link) return h("aside", { class: "pair-more" }, h("h3", {}, "What is said of pairs"), troubled.slice(0, 12).map((one) => h("p", { key: `${one.source_id}\n${one.target_id}`, class: `pair-${one.state}` }, h("i", { class: "glyph" }, STATES[one.state]), h("b", { class: "mono" }, `${name(one.source_id)} → ${name(one.target_id)}`), ` ${one.reason}`)));
+  const link = links.find((pair) => `${pair.source_id}\n${pair.target_id}` === ctx.state.pair);
+  const troubled = links.filter((pair) => pair.reason);
+  if (!link && !troubled.length) return h("aside", { class: "pair-more" }, h("p", { class: "faint" }, "Select a pair for its measurements."));
+  if (!link) return h("aside", { class: "pair-more" }, h("h3", {}, "Pairs with a reason"), troubled.slice(0, 12).map((pair) => h("p", { key: `${pair.source_id}\n${pair.target_id}`, class: `pair-${pair.state}` }, h("i", { class: "glyph" }, STATES[pair.state]), h("b", { class: "mono" }, `${name(pair.source_id)} → ${name(pair.target_id)}`), ` ${pair.reason}`)));
   const facts = [
     ["state", link.state], ["reason", link.reason || DASH], ["transport", link.transport || "unknown"], ["bandwidth", `${bytes(link.bytes_per_s)}/s`],
     ["setup", seconds(link.setup_s)], ["pull, p50", seconds(link.p50_s)], ["pull, p99", seconds(link.p99_s)], ["pulls", whole(link.pulls)],
     ["moved", bytes(link.moved_bytes)], ["failed pulls", whole(link.failures)], ["failed handoffs", whole(link.failed_handoffs)],
-    ["on their way", whole(link.flows)], ["penalty", `× ${digits(link.penalty, 3)}`], ["probed", link.probed_age_s === null ? "never" : ago(link.probed_age_s)],
+    ["transfers in flight", whole(link.flows)], ["penalty", `× ${digits(link.penalty, 3)}`], ["probed", link.probed_age_s === null ? "never" : ago(link.probed_age_s)],
   ];
   return h("aside", { class: "pair-more" },
     h("h3", { class: "mono" }, `${name(link.source_id)} → ${name(link.target_id)}`),
-    h("dl", { class: "facts" }, facts.map(([what, value]) => h("div", { key: what }, h("dt", {}, what), h("dd", { class: what === "state" ? `pair-${link.state}` : "" }, value)))),
+    h("dl", { class: "facts" }, facts.map(([label, value]) => h("div", { key: label }, h("dt", {}, label), h("dd", { class: label === "state" ? `pair-${link.state}` : "" }, value)))),
   );
 }

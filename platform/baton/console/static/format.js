@@ -1,9 +1,9 @@
-// Numbers as people read them. Nothing known is a dash, never a zero.
+// Numbers as text. An unknown value is a dash, never a zero.
 
 export const DASH = "–";
 const is = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** What was measured, always to three digits, so that columns line up: `231 ms`, `1.20 s`, `12.0 min`. */
+/** A measured duration, always to three digits, so that columns line up: `231 ms`, `1.20 s`, `12.0 min`. */
 export function seconds(value) {
   if (!is(value)) return DASH;
   if (value === 0) return "0 s";
@@ -12,8 +12,8 @@ export function seconds(value) {
   return `${size >= 99.95 ? Math.round(scaled) : scaled.toPrecision(size < 0.995 ? 2 : 3)} ${unit}`;
 }
 
-/** What somebody has set, as short as it was written: `500 ms`, `10 s`. */
-export function promised(value) {
+/** A configured duration, as short as it was written: `500 ms`, `10 s`. */
+export function objective(value) {
   if (!is(value)) return DASH;
   const [scaled, unit] = scaledSeconds(value);
   return `${digits(scaled, 3)} ${unit}`;
@@ -28,7 +28,7 @@ function scaledSeconds(value) {
   return size < 172800 ? [value / 3600, "h"] : [value / 86400, "d"];
 }
 
-/** So many significant digits, without trailing zeros after the point. */
+/** A number to `count` significant digits, without trailing zeros after the point. */
 export function digits(value, count) {
   if (!is(value)) return DASH;
   const text = Number(value.toPrecision(count));
@@ -85,13 +85,13 @@ export function ago(age_s) {
 }
 
 /** `p-1`, or `p-1 → d-2` when it is handed off. */
-export function route(told, name = (id) => id) {
-  if (!told?.decode_replica) return DASH;
-  const to = name(told.decode_replica);
-  return told.mode === "local" || !told.prefill_replica ? to : `${name(told.prefill_replica)} → ${name(told.decode_replica)}`;
+export function route(record, name = (id) => id) {
+  if (!record?.decode_replica) return DASH;
+  const to = name(record.decode_replica);
+  return record.mode === "local" || !record.prefill_replica ? to : `${name(record.prefill_replica)} → ${name(record.decode_replica)}`;
 }
 
-/** The part of a replica's id that tells it from others: what follows the last `#`. */
+/** The part of a replica's id that distinguishes it: the text after the last `#`. */
 export function shortId(id) {
   return String(id ?? "").split("#").pop() || DASH;
 }

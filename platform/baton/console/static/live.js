@@ -1,6 +1,6 @@
-// The stream of server-sent events: which topics, what came last, and whether it still comes.
+// The stream of server-sent events: its topics, their newest data, and its connection state.
 
-const PATIENCE_S = 6;
+const STALE_AFTER_S = 6;
 export const HISTORY_S = 1800;
 
 export class Live {
@@ -11,7 +11,6 @@ export class Live {
     this.troubles = new Map();
     this.history = { at_s: [] };
     this.state = "connecting";
-    this.why = "";
     this.lastAt = performance.now();
     this.topics = "";
     setInterval(() => this.#check(), 1000);
@@ -26,8 +25,8 @@ export class Live {
     this.#open();
   }
 
-  /** Nobody looks: let the fleet alone until `watch`. */
-  rest() {
+  /** The page is hidden: close the stream until `watch`. */
+  pause() {
     this.source?.close();
     this.source = null;
     this.state = "connecting";
@@ -42,7 +41,7 @@ export class Live {
     return this.latest.get(topic)?.data;
   }
 
-  /** Seconds since what is known of a topic was sent. */
+  /** Seconds since the newest data of a topic. */
   age(topic) {
     const found = this.latest.get(topic);
     return found ? (performance.now() - found.at) / 1000 : 0;
@@ -53,32 +52,32 @@ export class Live {
     clearTimeout(this.retry);
     const source = new EventSource(`events?topics=${encodeURIComponent(this.topics)}`);
     this.source = source;
-    source.addEventListener("hello", (event) => this.#hello(JSON.parse(event.data)));
-    source.addEventListener("trouble", (event) => this.#trouble(JSON.parse(event.data)));
+    source.addEventListener("hello", (event) => this.#onHello(JSON.parse(event.data)));
+    source.addEventListener("trouble", (event) => this.#onTrouble(JSON.parse(event.data)));
     for (const topic of ["overview", "fleet", "links", "latest", "missed", "slowest", "ticks"])
-      source.addEventListener(topic, (event) => this.#took(topic, JSON.parse(event.data)));
+      source.addEventListener(topic, (event) => this.#onTopic(topic, JSON.parse(event.data)));
     source.onerror = () => this.#failed(source);
   }
 
-  #hello(told) {
-    this.offset = told.now_s - performance.now() / 1000;
-    this.history = told.history.at_s ? told.history : { at_s: [] };
+  #onHello(message) {
+    this.offset = message.now_s - performance.now() / 1000;
+    this.history = message.history.at_s ? message.history : { at_s: [] };
     this.#alive("live");
   }
 
-  #took(topic, data) {
+  #onTopic(topic, data) {
     this.latest.set(topic, { data, at: performance.now() });
     if (topic === "overview") this.#point(data.point);
     this.#alive("live");
   }
 
-  #trouble(told) {
-    if (told.reason === null) this.troubles.delete(told.source);
-    else this.troubles.set(told.source, { why: told.reason, since: performance.now() - told.for_s * 1000 });
+  #onTrouble(message) {
+    if (message.reason === null) this.troubles.delete(message.source);
+    else this.troubles.set(message.source, { reason: message.reason, since: performance.now() - message.for_s * 1000 });
     this.#alive("live");
   }
 
-  /** The point of the controller's last tick, which may have come before. */
+  /** The point of the controller's last tick, unless it is already there. */
   #point(point) {
     if (!point) return;
     const columns = this.history;
@@ -98,7 +97,7 @@ export class Live {
     this.onChange();
   }
 
-  /** EventSource tries again by itself, but not after an answer that is no stream. */
+  /** EventSource tries again by itself, but not after a response that is no stream. */
   #failed(source) {
     if (source !== this.source) return;
     this.state = "lost";
@@ -107,7 +106,7 @@ export class Live {
   }
 
   #check() {
-    if (this.state === "live" && performance.now() - this.lastAt > PATIENCE_S * 1000) this.state = "stale";
+    if (this.state === "live" && performance.now() - this.lastAt > STALE_AFTER_S * 1000) this.state = "stale";
     this.onChange();
   }
 }

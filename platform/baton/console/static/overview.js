@@ -1,12 +1,12 @@
-// Are objectives met, what is offered, and which pools serve it.
+// Attainment of objectives, offered load, and pools.
 
 import { Chart, chartBox, sparkline } from "./charts.js";
 import { h } from "./dom.js";
-import { ago, DASH, promised, rate, seconds, share, short, whole, words } from "./format.js";
+import { ago, DASH, objective, rate, seconds, share, short, whole, words } from "./format.js";
 
 const goodput = new Chart({
   lines: () => [
-    { name: "offered_per_s", label: "offered", color: "--asked", width: 1.25 },
+    { name: "offered_per_s", label: "offered", color: "--offered", width: 1.25 },
     { name: "goodput_per_s", label: "goodput", color: "--good", fill: "--good-wash" },
   ],
   band: [1, 2],
@@ -18,36 +18,36 @@ const goodput = new Chart({
 export const overview = {
   topics: () => ["overview"],
   view({ live }) {
-    const told = live.get("overview")?.overview;
-    if (!told) return [waiting()];
+    const summary = live.get("overview")?.overview;
+    if (!summary) return [waiting()];
     return [
-      h("section", { class: "hero", key: "hero", "aria-label": "Goodput" }, headline(told), chartBox(goodput, { title: "Requests per second", key: "goodput", live, note: "Requests per second, offered and goodput, over the last 30 minutes" })),
-      stats(told.demand),
-      classes(told.classes, live),
-      pools(told.pools),
-      h("div", { class: "pair", key: "rest" }, autoscaler(told.autoscaler), ingresses(told)),
+      h("section", { class: "hero", key: "hero", "aria-label": "Goodput" }, headline(summary), chartBox(goodput, { title: "Requests per second", key: "goodput", live, note: "Requests per second, offered and goodput, over the last 30 minutes" })),
+      stats(summary.demand),
+      classes(summary.classes, live),
+      pools(summary.pools),
+      h("div", { class: "pair", key: "rest" }, autoscaler(summary.autoscaler), ingresses(summary)),
     ];
   },
-  drew: ({ live }) => goodput.draw(live),
+  afterDraw: ({ live }) => goodput.draw(live),
 };
 
-export function waiting(what = "the fleet") {
-  return h("p", { class: "empty", key: "waiting" }, `Waiting for the controller's first word on ${what}.`);
+export function waiting(subject = "the fleet") {
+  return h("p", { class: "empty", key: "waiting" }, `Waiting for the controller's first report on ${subject}.`);
 }
 
-function headline(told) {
-  const { goodput_per_s, ended_per_s, good_fraction } = told.service;
-  const broken = told.classes.filter((one) => isBroken(one)).map((one) => one.class);
-  const judged = good_fraction !== null;
+function headline(summary) {
+  const { goodput_per_s, ended_per_s, good_fraction } = summary.service;
+  const missed = summary.classes.filter((row) => isMissed(row)).map((row) => row.class);
+  const hasEnded = good_fraction !== null;
   return h("div", { class: "headline" },
     h("h1", { class: "label" }, "Goodput"),
-    h("p", { class: "huge", "data-test": "goodput" }, judged ? rate(goodput_per_s) : DASH, h("small", {}, "requests/s")),
-    h("p", { class: "sub" }, judged ? ["of ", h("b", {}, rate(ended_per_s)), "/s that end, ", h("b", {}, share(good_fraction)), " met every objective"] : "nothing has ended in the window"),
-    h("p", { class: `verdict ${!judged ? "" : broken.length ? "bad" : "good"}` }, !judged ? "nothing to judge" : broken.length ? `✕ below target: ${broken.join(", ")}` : "✓ every class above its target"),
+    h("p", { class: "huge", "data-test": "goodput" }, hasEnded ? rate(goodput_per_s) : DASH, h("small", {}, "requests/s")),
+    h("p", { class: "sub" }, hasEnded ? ["of ", h("b", {}, rate(ended_per_s)), "/s that end, ", h("b", {}, share(good_fraction)), " met every objective"] : "no request has ended in the window"),
+    h("p", { class: `target-status ${!hasEnded ? "" : missed.length ? "bad" : "good"}` }, !hasEnded ? "no request to evaluate" : missed.length ? `✕ below target: ${missed.join(", ")}` : "✓ every class above its target"),
   );
 }
 
-const isBroken = (one) => one.attainment !== null && one.attainment < one.target;
+const isMissed = (row) => row.attainment !== null && row.attainment < row.target;
 
 function stats(demand) {
   const late = demand?.slack_s !== null && demand?.slack_s < 0;
@@ -74,12 +74,12 @@ function classes(rows, live) {
       h("thead", {}, h("tr", {}, ["Class", "Now", "", "Target", "Goodput", "TTFT", "TPOT", "Last 30 minutes", "Over its window", "Rejected", "Failed"].map((name, at) => h("th", { scope: "col", class: at > 0 && at !== 7 ? "n" : "" }, name)))),
       h("tbody", {}, rows.map((row) => h("tr", { key: row.class },
         h("th", { scope: "row" }, row.class),
-        h("td", { class: `n strong ${row.attainment === null ? "" : isBroken(row) ? "bad" : "good"}` }, share(row.attainment)),
-        h("td", { class: "mark-cell" }, row.attainment === null ? "" : isBroken(row) ? "✕" : "✓"),
+        h("td", { class: `n strong ${row.attainment === null ? "" : isMissed(row) ? "bad" : "good"}` }, share(row.attainment)),
+        h("td", { class: "mark-cell" }, row.attainment === null ? "" : isMissed(row) ? "✕" : "✓"),
         h("td", { class: "n" }, share(row.target)),
         h("td", { class: "n" }, rate(row.goodput_per_s), h("span", { class: "faint" }, ` of ${rate(row.requests_per_s)}/s`)),
-        h("td", { class: "n" }, promised(row.ttft_s)),
-        h("td", { class: "n" }, promised(row.tpot_s)),
+        h("td", { class: "n" }, objective(row.ttft_s)),
+        h("td", { class: "n" }, objective(row.tpot_s)),
         h("td", {}, sparkline(live.history[`attainment/${row.class}`] ?? [], row.target, `attainment of ${row.class} over the last 30 minutes`)),
         h("td", { class: `n ${row.window_attainment !== null && row.window_attainment < row.target ? "bad" : ""}` }, share(row.window_attainment, 2)),
         h("td", { class: "n" }, whole(row.rejected)),
@@ -94,7 +94,7 @@ const PIPS = ["prefill", "decode", "mixed", "starting", "draining", "missing"];
 function pools(rows) {
   return h("section", { key: "pools" },
     h("div", { class: "section-head" }, h("h2", {}, "Pools"),
-      h("p", { class: "legend" }, PIPS.map((kind) => h("span", { key: kind }, h("i", { class: `pip ${kind}`, "aria-hidden": "true" }), kind === "missing" ? "missing (desired, not there)" : kind)))),
+      h("p", { class: "legend" }, PIPS.map((kind) => h("span", { key: kind }, h("i", { class: `pip ${kind}`, "aria-hidden": "true" }), kind === "missing" ? "missing (desired, not started)" : kind)))),
     rows.length ? null : h("p", { class: "empty" }, "No pool is known yet."),
     h("div", { class: "cards" }, rows.map((row) => h("a", { class: "card", key: row.pool, href: "#fleet", "data-row": true },
       h("div", { class: "card-head" }, h("b", {}, row.pool), h("span", { class: "faint" }, roles(row))),
@@ -113,8 +113,8 @@ function roles(row) {
 
 function pips(row) {
   const plays = ["prefill", "decode", "mixed"].map((role) => [role, row[role] ?? 0]);
-  const told = plays.reduce((sum, [, count]) => sum + count, 0);
-  const kinds = [...plays, ["ready", row.ready - told], ["starting", row.starting], ["draining", row.draining], ["missing", row.desired - row.ready - row.starting]];
+  const inRoles = plays.reduce((sum, [, count]) => sum + count, 0);
+  const kinds = [...plays, ["ready", row.ready - inRoles], ["starting", row.starting], ["draining", row.draining], ["missing", row.desired - row.ready - row.starting]];
   const all = kinds.flatMap(([kind, count]) => Array.from({ length: Math.max(0, count ?? 0) }, (_, at) => [kind, at]));
   return all.slice(0, 48).map(([kind, at]) => h("i", { key: `${kind}${at}`, class: `pip ${kind}` }));
 }
@@ -129,30 +129,30 @@ export function meter(value, name, warnAt = 0.9) {
   );
 }
 
-function autoscaler(told) {
-  if (!told) return h("section", { key: "scaling" }, h("h2", {}, "Autoscaler"), h("p", { class: "empty" }, "It has not said anything yet."));
-  const last = told.last_action;
+function autoscaler(status) {
+  if (!status) return h("section", { key: "scaling" }, h("h2", {}, "Autoscaler"), h("p", { class: "empty" }, "No report yet."));
+  const last = status.last_action;
   return h("section", { key: "scaling" },
     h("h2", {}, h("a", { href: "#scaling" }, "Autoscaler")),
-    h("p", {}, told.paused_reason ? [h("b", { class: "warn" }, "paused"), ` because ${told.paused_reason}`] : last ? [h("b", {}, last.actions.join(", ")), h("span", { class: "faint" }, ` ${ago(last.age_s)}`)] : "has had nothing to change"),
-    h("p", { class: "faint" }, told.policy),
-    (told.overrides ?? []).map((one) => h("p", { key: one.pool, class: "warn" }, `by hand: ${one.pool} at ${one.replicas} ${one.remaining_s === null ? "until taken back" : `for ${seconds(one.remaining_s)} more`}`)),
-    told.last_failure ? h("p", { class: "bad" }, `✕ ${told.failed_calls + told.failed_turns} failures, the last: ${told.last_failure}`) : null,
+    h("p", {}, status.paused_reason ? [h("b", { class: "warn" }, "paused"), ` because ${status.paused_reason}`] : last ? [h("b", {}, last.actions.join(", ")), h("span", { class: "faint" }, ` ${ago(last.age_s)}`)] : "no change so far"),
+    h("p", { class: "faint" }, status.policy),
+    (status.overrides ?? []).map((override) => h("p", { key: override.pool, class: "warn" }, `override: ${override.pool} at ${override.replicas} ${override.remaining_s === null ? "until removed" : `for ${seconds(override.remaining_s)} more`}`)),
+    status.last_failure ? h("p", { class: "bad" }, `✕ ${status.failed_calls + status.failed_turns} failures, the last: ${status.last_failure}`) : null,
   );
 }
 
-function ingresses(told) {
-  const { count, healthy, unresponsive, unjoined, in_flight, ended } = told.ingresses;
+function ingresses(summary) {
+  const { count, healthy, unresponsive, unjoined, in_flight, ended } = summary.ingresses;
   const all = count + unresponsive.length;
   const lost = Object.entries(unjoined);
   const counts = (phases) => Object.entries(phases).filter(([, many]) => many).map(([name, many]) => `${whole(many)} ${words(name)}`).join(", ") || "none";
   return h("section", { key: "ingresses" },
     h("h2", {}, "Ingresses"),
     h("p", {}, h("b", { class: healthy < all ? "bad" : "" }, `${healthy} of ${all}`), " healthy"),
-    unresponsive.map((one) => h("p", { key: one, class: "bad" }, `✕ no answer from ${one}`)),
-    h("p", { class: "faint" }, `under way: ${counts(in_flight)}`),
+    unresponsive.map((id) => h("p", { key: id, class: "bad" }, `✕ no answer from ${id}`)),
+    h("p", { class: "faint" }, `in flight: ${counts(in_flight)}`),
     h("p", { class: "faint" }, `ended: ${counts(ended)}`),
-    lost.map(([id, why]) => h("p", { key: id, class: "warn" }, `${id} is not reached: ${why}`)),
-    told.predictions.filter((row) => row.predictions).map((row) => h("p", { key: row.pool, class: "faint" }, `predicted first tokens of ${row.pool} are off by ${share(row.ttft_error_fraction, 0)}, over ${whole(row.predictions)} requests`)),
+    lost.map(([id, reason]) => h("p", { key: id, class: "warn" }, `${id} is unreachable: ${reason}`)),
+    summary.predictions.filter((row) => row.predictions).map((row) => h("p", { key: row.pool, class: "faint" }, `predicted first tokens of ${row.pool} are off by ${share(row.ttft_error_fraction, 0)}, over ${whole(row.predictions)} requests`)),
   );
 }

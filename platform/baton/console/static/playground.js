@@ -1,7 +1,7 @@
-// A chat with the deployment: what it answers, how fast, and where each answer ran.
+// A chat with the deployment: answers, their speed, and their replicas.
 
 import { h } from "./dom.js";
-import { promised, seconds, shortId, whole } from "./format.js";
+import { objective, seconds, shortId, whole } from "./format.js";
 
 const RECORD_TRIES = 6;
 const RECORD_WAIT_MS = 500;
@@ -9,7 +9,7 @@ const MOST_MESSAGES = 200;
 
 // Kept as long as the page, never in the browser's storage: the key is a secret.
 const form = { model: "", system: "", message: "", temperature: "1", max_tokens: "256", key: "" };
-const talk = { turns: [], offer: null, why: "", status: "", running: null, asked: false };
+const talk = { turns: [], offer: null, error: "", status: "", running: null, asked: false };
 
 export const playground = {
   topics: () => [],
@@ -18,13 +18,13 @@ export const playground = {
     const { offer } = talk;
     return [
       h("div", { class: "section-head", key: "head" }, h("h1", {}, "Playground"),
-        h("p", { class: "faint" }, "Chats with this deployment’s own API, as any client would: requests count, and show under Requests.")),
-      offer === null ? h("p", { class: "empty", key: "wait" }, talk.why || "Asking the controller.")
+        h("p", { class: "faint" }, "Chats with this deployment’s own API, like any client: its requests appear under Requests.")),
+      offer === null ? h("p", { class: "empty", key: "wait" }, talk.error || "Loading.")
         : offer.available ? h("div", { class: "playground", key: "on" }, settings(ctx, offer), conversation(ctx, offer))
-          : h("p", { class: "empty", key: "off" }, `There is no chat here: ${offer.reason}.`),
+          : h("p", { class: "empty", key: "off" }, `The chat is not available: ${offer.reason}.`),
     ];
   },
-  drew: () => { if (talk.running) follow(); },
+  afterDraw: () => { if (talk.running) follow(); },
 };
 
 /** Keeps the newest words in sight, unless the user has scrolled up. */
@@ -33,22 +33,22 @@ function follow() {
   if (box && box.scrollHeight - box.scrollTop - box.clientHeight < 160) box.scrollTop = box.scrollHeight;
 }
 
-/** What is offered can change with the configuration, so it is asked for each time that the section opens. */
+/** The offer can change with the configuration, so each opening of the section loads it. */
 async function ask(ctx) {
   if (talk.asked) return;
   talk.asked = true;
   try {
     const answer = await fetch("api/playground", { headers: { accept: "application/json" } });
     talk.offer = answer.ok ? await answer.json() : null;
-    talk.why = answer.ok ? "" : "The controller does not answer.";
+    talk.error = answer.ok ? "" : "The controller does not answer.";
   } catch {
-    talk.why = "The controller does not answer.";
+    talk.error = "The controller does not answer.";
   }
   form.model = talk.offer?.models?.includes(form.model) ? form.model : talk.offer?.models?.[0] ?? "";
   ctx.set({});
 }
 
-export function left() {
+export function forgetOffer() {
   talk.asked = false;
 }
 
@@ -80,7 +80,7 @@ function settings(ctx, offer) {
 function conversation(ctx, offer) {
   return h("section", { class: "chat", key: "chat", "aria-label": "Conversation" },
     h("ol", { class: "turns", key: "turns", role: "log", "aria-label": "Messages", "aria-busy": talk.running ? "true" : "false", tabindex: "0" },
-      talk.turns.length ? talk.turns.map((turn, at) => said(turn, at)) : h("li", { class: "empty", key: "none" }, "Nothing has been said yet.")),
+      talk.turns.length ? talk.turns.map((turn, at) => message(turn, at)) : h("li", { class: "empty", key: "none" }, "No messages yet.")),
     h("form", { class: "say", key: "say", on: { submit: (event) => { event.preventDefault(); send(ctx, offer); } } },
       h("label", { for: "chat-message", class: "sr" }, "Message"),
       h("textarea", { id: "chat-message", rows: 3, placeholder: "Message (Enter sends, Shift+Enter begins a line)", hook: (node) => { node.value = form.message; }, on: { input: (event) => { form.message = event.target.value; }, keydown: (event) => {
@@ -95,11 +95,11 @@ function conversation(ctx, offer) {
   );
 }
 
-function said(turn, at) {
+function message(turn, at) {
   return h("li", { class: `turn is-${turn.role}`, key: String(at) },
-    h("p", { class: "who" }, turn.role === "user" ? "You" : "Model"),
-    h("p", { class: "text" }, turn.content || (turn.why ? "" : "…")),
-    turn.why ? h("p", { class: "bad" }, `✕ ${turn.why}`) : null,
+    h("p", { class: "author" }, turn.role === "user" ? "You" : "Model"),
+    h("p", { class: "text" }, turn.content || (turn.error ? "" : "…")),
+    turn.error ? h("p", { class: "bad" }, `✕ ${turn.error}`) : null,
     turn.role === "assistant" ? figures(turn) : null);
 }
 
@@ -118,7 +118,7 @@ function figures(turn) {
 
 // ------------------------------------------------------------------------------ one chat
 
-/** What is wrong with the form, in words; empty where it can be sent. */
+/** The error in the form; empty when the form is valid. */
 function problem(offer) {
   if (!form.message.trim()) return "Write a message first.";
   const temperature = Number(form.temperature);
@@ -136,7 +136,7 @@ async function send(ctx, offer) {
     ctx.set({});
     return;
   }
-  const turn = { role: "assistant", content: "", why: "", id: "", ttft_s: null, tpot_s: null, tokens: null, record: null };
+  const turn = { role: "assistant", content: "", error: "", id: "", ttft_s: null, tpot_s: null, tokens: null, record: null };
   talk.turns.push({ role: "user", content: form.message.trim() }, turn);
   if (talk.turns.length > MOST_MESSAGES) talk.turns.splice(0, 2);
   form.message = "";
@@ -147,10 +147,10 @@ async function send(ctx, offer) {
   ctx.set({});
   try {
     await stream(ctx, turn, talk.running.signal);
-    talk.status = turn.why ? "It failed." : `Done: first token after ${promised(turn.ttft_s)}.`;
+    talk.status = turn.error ? "Request failed." : `Done: first token after ${objective(turn.ttft_s)}.`;
   } catch (error) {
-    turn.why = error.name === "AbortError" ? "" : `The connection was lost: ${error.message}`;
-    talk.status = turn.why ? "It failed." : "Stopped.";
+    turn.error = error.name === "AbortError" ? "" : `connection lost: ${error.message}`;
+    talk.status = turn.error ? "Request failed." : "Stopped.";
   }
   talk.running = null;
   ctx.set({});
@@ -158,7 +158,7 @@ async function send(ctx, offer) {
 }
 
 async function stream(ctx, turn, signal) {
-  const messages = talk.turns.slice(0, -1).filter((one) => one.content).map(({ role, content }) => ({ role, content }));
+  const messages = talk.turns.slice(0, -1).filter((turn) => turn.content).map(({ role, content }) => ({ role, content }));
   if (form.system.trim()) messages.unshift({ role: "system", content: form.system.trim() });
   const headers = { "content-type": "application/json", ...(form.key.trim() ? { "x-api-key": form.key.trim() } : {}) };
   const body = JSON.stringify({ model: form.model, messages, temperature: Number(form.temperature), max_tokens: Number(form.max_tokens) });
@@ -166,12 +166,12 @@ async function stream(ctx, turn, signal) {
   const answer = await fetch("api/chat", { method: "POST", headers, body, signal });
   if (!answer.ok) {
     const text = await answer.text();
-    turn.why = reason(text) || `HTTP ${answer.status}`;
+    turn.error = reason(text) || `HTTP ${answer.status}`;
     return;
   }
   for await (const event of events(answer.body)) {
-    took(event, turn, times);
-    if (times.first !== null && talk.status.startsWith("Waiting")) talk.status = "It answers.";
+    onEvent(event, turn, times);
+    if (times.first !== null && talk.status.startsWith("Waiting")) talk.status = "Streaming.";
     ctx.later();
   }
 }
@@ -184,9 +184,9 @@ function reason(text) {
   }
 }
 
-function took(event, turn, times) {
+function onEvent(event, turn, times) {
   if (event.error) {
-    turn.why = event.error.message ?? "the API reports an error";
+    turn.error = event.error.message ?? "the API reports an error";
     return;
   }
   turn.id = event.id ?? turn.id;
@@ -222,7 +222,7 @@ async function* events(body) {
   }
 }
 
-/** Where it ran: the ingress tells it a moment after the end. */
+/** The replicas of an answer: the ingress publishes them shortly after its end. */
 async function locate(ctx, turn) {
   for (let attempt = 0; attempt < RECORD_TRIES && !turn.record; attempt += 1) {
     try {

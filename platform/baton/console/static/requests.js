@@ -1,4 +1,4 @@
-// Requests that have ended lately, and all of one: its waterfall, and how it was placed.
+// Recent requests, and one in detail: its waterfall and its placement.
 
 import { h } from "./dom.js";
 import { ago, route, seconds, shortId, whole, words } from "./format.js";
@@ -11,10 +11,10 @@ export const requests = {
   topics: (state) => [state.order],
   view(ctx) {
     const { live, state } = ctx;
-    const told = live.get(state.order);
+    const data = live.get(state.order);
     const open = state.open !== null;
     return [h("div", { class: `split ${open ? "open" : ""}`, key: "split" },
-      h("section", { class: "list", key: "list" }, head(ctx), list(ctx, told)),
+      h("section", { class: "list", key: "list" }, head(ctx), list(ctx, data)),
       open ? h("section", { class: "detail", key: "detail", "aria-label": "Request" }, detail(ctx)) : null,
     )];
   },
@@ -34,40 +34,40 @@ function head(ctx) {
       type: "button", key: order, "aria-pressed": ctx.state.order === order ? "true" : "false", "aria-keyshortcuts": key,
       on: { click: () => ctx.set({ order, shown: null }) },
     }, order))),
-    h("span", { class: "faint held-note" }, ctx.state.isReading ? "held while you read" : ""),
+    h("span", { class: "faint paused-note" }, ctx.state.isReading ? "paused while you read" : ""),
     ctx.filterBox,
   );
 }
 
 const EMPTY = {
-  latest: "No request has ended lately. Send one, and it appears here.",
-  missed: "No request that is remembered missed an objective.",
-  slowest: "No request has ended lately.",
+  latest: "No recent request. Send a request, and it appears here.",
+  missed: "No recent request missed an objective.",
+  slowest: "No recent request.",
 };
 
-function list(ctx, told) {
+function list(ctx, data) {
   const { state } = ctx;
-  if (!told) return h("p", { class: "empty" }, "Waiting for the ingresses' first answer.");
-  const all = state.isReading && state.shown ? state.shown : told;
+  if (!data) return h("p", { class: "empty" }, "Waiting for the ingresses.");
+  const all = state.isReading && state.shown ? state.shown : data;
   state.shown = all;
   const rows = all.requests.filter((row) => matches(row, state.filter));
   if (!rows.length) return nothing(state);
   return h("div", { class: "scroll", "data-reading": true }, partsLegend(), h("table", { class: "rows" },
-    h("thead", {}, h("tr", {}, ["", "Request", "TTFT", "TPOT", "Total", "Ran on", "Where the time to first token went", "Class", "Tenant", "Tokens", "Ended"].map((name, at) => h("th", { scope: "col", class: (at >= 2 && at <= 4) || at === 9 ? "n" : at === 6 ? "wide" : "" }, name)))),
+    h("thead", {}, h("tr", {}, ["", "Request", "TTFT", "TPOT", "Total", "Ran on", "Time to first token", "Class", "Tenant", "Tokens", "Ended"].map((name, at) => h("th", { scope: "col", class: (at >= 2 && at <= 4) || at === 9 ? "n" : at === 6 ? "wide" : "" }, name)))),
     h("tbody", {}, rows.map((row) => line(row, ctx))),
   ));
 }
 
-/** What the colours of bars and the marks of rows mean. */
+/** The legend of bars and rows. */
 function partsLegend() {
   return h("p", { class: "legend", key: "legend" },
     PARTS.map((part) => h("span", { key: part }, h("i", { class: `part ${part}`, "aria-hidden": "true" }), part === "lost" ? "lost (a leg that failed)" : words(part))),
-    ["✓ met every objective", "✕ missed one", "– not judged"].map((text) => h("span", { key: text }, text)));
+    ["✓ met every objective", "✕ missed an objective", "– not evaluated"].map((text) => h("span", { key: text }, text)));
 }
 
 function nothing(state) {
   if (!state.filter) return h("p", { class: "empty" }, EMPTY[state.order]);
-  return h("p", { class: "empty" }, "None of these match. ", h("a", { href: `#requests/${encodeURIComponent(state.filterText)}`, "data-row": true }, `Look for “${state.filterText}” among all that are remembered`));
+  return h("p", { class: "empty" }, "None of these match. ", h("a", { href: `#requests/${encodeURIComponent(state.filterText)}`, "data-row": true }, `Look for “${state.filterText}” in all request logs`));
 }
 
 function matches(row, filter) {
@@ -83,14 +83,14 @@ function missedText(missed) {
   return [names.includes("served") ? "not served" : "", late.length ? `missed ${late.join(", ")}` : ""].filter(Boolean).join(", ");
 }
 
-export function verdictText(row) {
+export function outcomeText(row) {
   if (row.verdict === "good") return ["✓", "good", "met every objective"];
   if (row.verdict === "missed") return ["✕", "bad", missedText(String(row.missed))];
   return ["–", "faint", String(row.verdict ?? "")];
 }
 
 function line(row, ctx) {
-  const [glyph, tone, text] = verdictText(row);
+  const [glyph, tone, text] = outcomeText(row);
   const total = firstToken(row) ?? row.ended_s;
   return h("tr", { key: row.request_id, class: ctx.state.open === row.request_id ? "on" : "" },
     h("td", { class: tone }, h("span", { title: text, role: "img", "aria-label": text }, glyph)),

@@ -1,4 +1,4 @@
-// What the autoscaler decided, why, and from which numbers.
+// The autoscaler's decisions, with their reasons and inputs.
 
 import { Chart, chartBox, clock } from "./charts.js";
 import { h } from "./dom.js";
@@ -42,55 +42,55 @@ const replicas = new Chart({
 
 const MOST_KNOWN = 400;
 const known = [];
-let runs = 0;
+let runCount = 0;
 
 export const scaling = {
   topics: () => ["ticks"],
   view(ctx) {
     const { live, state } = ctx;
-    const told = live.get("ticks");
+    const ticks = live.get("ticks");
     const overview = live.get("overview")?.overview;
     const summary = overview?.autoscaler;
     // A pool without replicas keeps the colour that it had.
     for (const row of overview?.pools ?? []) if (roleOf(row)) roles[row.pool] = roleOf(row);
     return [
       h("div", { class: "section-head", key: "head" }, h("h1", {}, "Autoscaler"), h("p", { class: "faint" }, summary?.policy ?? ""), ctx.filterBox),
-      chartBox(replicas, { title: "Replicas", key: "chart", live, note: "Replicas wanted and ready by pool, over the last 30 minutes" }),
-      summary ? standing(summary) : null,
-      told ? log(told.runs, live, state.filter) : waiting("its decisions"),
+      chartBox(replicas, { title: "Replicas", key: "chart", live, note: "Desired and ready replicas by pool, over the last 30 minutes" }),
+      summary ? stats(summary) : null,
+      ticks ? log(ticks.runs, live, state.filter) : waiting("its decisions"),
     ];
   },
-  drew: ({ live }) => replicas.draw(live),
+  afterDraw: ({ live }) => replicas.draw(live),
   filters: "decisions",
 };
 
-function standing(told) {
+function stats(summary) {
   const items = [
-    ["turns", whole(told.turns)], ["failed turns", whole(told.failed_turns)], ["failed calls", whole(told.failed_calls)],
-    ["paused", told.paused_reason || "no"], ["by hand", (told.overrides ?? []).map((one) => `${one.pool} at ${one.replicas}`).join(", ") || "none"],
+    ["ticks", whole(summary.turns)], ["failed ticks", whole(summary.failed_turns)], ["failed calls", whole(summary.failed_calls)],
+    ["paused", summary.paused_reason || "no"], ["overrides", (summary.overrides ?? []).map((override) => `${override.pool} at ${override.replicas}`).join(", ") || "none"],
   ];
-  return h("dl", { class: "stats", key: "standing" }, items.map(([name, value]) => h("div", { key: name }, h("dt", {}, name), h("dd", { class: "smaller" }, value))));
+  return h("dl", { class: "stats", key: "stats" }, items.map(([name, value]) => h("div", { key: name }, h("dt", {}, name), h("dd", { class: "smaller" }, value))));
 }
 
-function log(told, live, filter) {
+function log(runs, live, filter) {
   const age = live.age("ticks");
-  const shown = told.filter((run) => !filter || textOf(run).includes(filter));
+  const shown = runs.filter((run) => !filter || textOf(run).includes(filter));
   return h("section", { key: "log" },
     h("div", { class: "section-head" }, h("h2", {}, "Decisions"),
       h("p", { class: "legend" }, ["● acted", "○ no change", "! paused, or a dry run"].map((text) => h("span", { key: text }, text)))),
-    shown.length ? null : h("p", { class: "empty" }, filter ? "No decision matches." : "It has not decided anything yet."),
+    shown.length ? null : h("p", { class: "empty" }, filter ? "No decision matches." : "No decision yet."),
     h("ol", { class: "log" }, shown.map((run) => entry(run, age, live))),
   );
 }
 
 const textOf = (run) => [outcome(run)[1], ...run.pools.flatMap((pool) => [pool.pool, words(pool.reason), pool.detail, pool.clipped_by])].join(" ").toLowerCase();
 
-/** Ages only nearly agree from one answer to the next: who began within half a second is the same. */
+/** Ages differ slightly between responses: runs that began within half a second are the same. */
 function identity(run, live) {
   const began = live.now() - live.age("ticks") - run.first_age_s;
-  let found = known.find((one) => Math.abs(one.began - began) < 0.5);
+  let found = known.find((entry) => Math.abs(entry.began - began) < 0.5);
   if (!found) {
-    found = { began, id: `run${(runs += 1)}` };
+    found = { began, id: `run${(runCount += 1)}` };
     known.push(found);
     if (known.length > MOST_KNOWN) known.shift();
   }
@@ -121,7 +121,7 @@ function entry(run, age, live) {
 
 function poolPart(pool) {
   const flips = Object.entries(pool.flips).filter(([, count]) => count).map(([role, count]) => `${count} as ${role}`).join(", ");
-  const bounds = [pool.asked === pool.desired ? "" : `${pool.asked} asked`, pool.clipped_by ? `clipped by ${words(pool.clipped_by)}` : ""].filter(Boolean).join(", ");
+  const bounds = [pool.asked === pool.desired ? "" : `${pool.asked} requested`, pool.clipped_by ? `clipped by ${words(pool.clipped_by)}` : ""].filter(Boolean).join(", ");
   return h("div", { class: "entry-pool", key: pool.pool },
     h("p", {}, h("b", {}, `${pool.pool}: `), pool.detail || words(pool.reason), bounds ? h("span", { class: "warn" }, ` (${bounds})`) : null, flips ? h("span", {}, `; ${flips}`) : null),
     h("dl", { class: "facts inputs" }, Object.entries(pool.inputs).map(([name, value]) => h("div", { key: name }, h("dt", {}, words(name)), h("dd", {}, value === null ? "–" : name.endsWith("_s") && !name.endsWith("per_s") ? seconds(value) : digits(value, 4))))),
