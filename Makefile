@@ -69,7 +69,7 @@ bench-routing: install ## how placement policies compare, on simulated engines i
 bench-simulator: install ## how long the simulator takes; ARGS="--data FOLDER [--case NAME]"
 	@.venv/bin/python -m benchmarks.simulator_speed $(ARGS)
 
-bench-slo: install ## promises kept and GPUs used (simulated); ARGS="--data FOLDER [--part NAME]"
+bench-slo: install ## attainment and GPUs used (simulated); ARGS="--data FOLDER [--part NAME]"
 	@.venv/bin/python -m benchmarks.slo $(ARGS)
 
 bench-transfer: install ## GB/s of a pull over loopback against NIXL alone and memcpy

@@ -226,7 +226,7 @@ def test_a_closed_loop_that_cannot_say_when_it_ends_is_refused() -> None:
         length=MeasuredLength(requests=10),
         warm_up=WarmUp(duration_s=3),
     )
-    with pytest.raises(LoadUnusable, match="nobody knows how many requests"):
+    with pytest.raises(LoadUnusable, match="cannot tell how many requests"):
         build_plan(what, None, 4, repeat=0, run_index=0)
 
 

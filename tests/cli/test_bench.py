@@ -109,7 +109,7 @@ def test_a_chat_is_asked_in_words_that_the_endpoint_counted(server: CompletionSe
     assert (len(asked), len(first)) == (20, 10)
     assert {len(entry["messages"][0]["content"].split()) for entry in first} == {21}
     assert told["load"]["turns"] == "2, 0 s between"
-    assert not any("Nobody could count" in note for note in told["notes"])
+    assert not any("No tokenizer could count" in note for note in told["notes"])
 
 
 def test_the_report_says_that_tokens_were_not_counted(server: CompletionServer) -> None:
@@ -123,7 +123,7 @@ def test_the_report_says_that_tokens_were_not_counted(server: CompletionServer) 
 
     server.behaviour = behave
     told = report_of(server.url, *QUICK, "--prompts", "words", "--prompt-tokens", "30")
-    assert any("Nobody could count tokens" in note for note in told["notes"])
+    assert any("No tokenizer could count tokens" in note for note in told["notes"])
 
 
 def test_a_dataset_is_asked(server: CompletionServer, tmp_path: Path) -> None:

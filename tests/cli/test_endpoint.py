@@ -142,7 +142,7 @@ def test_an_endpoint_without_tls_is_said_to_have_none(verb: str) -> None:
     with answers_anything(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
         result = run(verb, *at(verb, f"https://127.0.0.1:{port}"))
     assert result.exit_code == 3
-    assert "speaks no TLS" in result.stderr
+    assert "does not use TLS" in result.stderr
     assert "next: write http://" in result.stderr
 
 

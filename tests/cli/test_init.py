@@ -149,5 +149,5 @@ def test_a_failed_start_does_not_point_to_the_status_of_a_stopped_deployment(
     done = run("up", "tiny", deployments=FailingStart(error))
     assert done.exit_code == code
     *_, last = done.stderr.splitlines()
-    assert last.startswith("next: correct what is said above and start again")
+    assert last.startswith("next: correct the errors above and start again")
     assert "status" not in last

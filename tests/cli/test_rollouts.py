@@ -24,7 +24,7 @@ DONE: Report = {
     "changes": [{"reload": "live", "change": "slo.default.ttft: 2.0 -> 1.0"}],
     "resized": {},
     "replaced": ["decode"],
-    "reason": ["decode: 0% of legs broke, and nobody ended"],
+    "reason": ["decode: 0% of legs failed, and no replica ended"],
     "code": ["0.1.0", "0.2.0"],
     "took_s": 12.3,
 }
@@ -64,7 +64,7 @@ def test_one_goes_back_to_the_last_good_generation_or_to_one_by_its_number() -> 
     assert scripted.asked == [None, ApplyOptions()]
     assert result.stdout.splitlines()[-3:] == [
         "decode: replicas replaced one by one",
-        "decode: 0% of legs broke, and nobody ended",
+        "decode: 0% of legs failed, and no replica ended",
         "applied as generation 5 in 12.30 s",
     ]
     run(scripted, "rollback", "--to", "3", "--no-wait", "--no-rollback", "--bake", "1m")
@@ -92,7 +92,7 @@ def test_a_version_is_rolled_out_with_its_options_and_told_before_and_after() ->
     [
         ({"code": None}, "what runs is of this version already"),
         ({"outcome": "dry run"}, "would replace decode; nothing has changed"),
-        ({"outcome": "ordered"}, "nobody watches it"),
+        ({"outcome": "ordered"}, "ordered and not watched"),
     ],
 )
 def test_the_result_of_an_upgrade_is_one_line(report: Report, text: str) -> None:

@@ -155,7 +155,7 @@ def test_a_coordinator_that_repeats_its_report_stays_missing() -> None:
     watch = Watch()
     for _ in range(3):
         seen = watch.see(report("a", 0.0, 0), after_s=200.0)
-    assert any("nothing new" in missing_input for missing_input in seen.missing_inputs)
+    assert any("no new report" in missing_input for missing_input in seen.missing_inputs)
 
 
 # ------------------------------------------------------------------------------ what is missing
@@ -182,7 +182,8 @@ def test_a_coordinator_that_repeats_itself_is_missing_after_a_while() -> None:
     same = report("a", 2.0, 10)
     assert watch.see(same, after_s=9.0).missing_inputs == ()
     assert any(
-        "nothing new for 11 s" in missing_input for missing_input in watch.see(same).missing_inputs
+        "no new report for 11 s" in missing_input
+        for missing_input in watch.see(same).missing_inputs
     )
 
 

@@ -597,7 +597,7 @@ def test_a_source_that_no_target_reaches_is_said_once() -> None:
     notices = at.prober.pop_notices()
     (said,) = [n for n in notices if n.kind is PairNoticeKind.SOURCE_UNREACHABLE]
     assert (said.source_id, said.target_id) == ("p0", None)
-    assert said.reason == "none of 3 replicas reaches it; the last said: side channel: no listener"
+    assert said.reason == "none of 3 replicas reaches it; the last error: side channel: no listener"
     at.advance(3.1)
     while at.checks:
         at.answer_check(ok=False)

@@ -72,7 +72,7 @@ def _sorted(objects: list[Object]) -> list[str]:
         (pool(resources={"gpus": 9}), "9 GPUs of a replica cannot be shared evenly by 2 nodes"),
         ({"pools": {"a_b": {"model": "llama-8b", "role": "decode"}}}, "use '-' for '_'"),
         ({"pools": {"head": {"model": "llama-8b", "role": "decode"}}}, "no pool 'head'"),
-        ({"security": {"tls": {"cert_file": "/a", "key_file": "/b"}}}, "speaks no TLS"),
+        ({"security": {"tls": {"cert_file": "/a", "key_file": "/b"}}}, "does not use TLS"),
         ({"server": {"port": 8080}}, "Ray's metrics listens"),
         ({"server": {"port": 21100}}, "Ray Serve's front listens"),
         ({"server": {"port": 9400}}, "got server.port"),

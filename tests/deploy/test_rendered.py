@@ -153,7 +153,7 @@ def test_keys_are_mounted_where_the_application_looks_for_them(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ("security: {tls: {cert_file: a.pem, key_file: a.key}}", "speaks no TLS"),
+        ("security: {tls: {cert_file: a.pem, key_file: a.key}}", "does not use TLS"),
         ("tenants: {a: {keys_file: a/k}, b: {keys_file: b/k}}", "would be one file"),
     ],
 )

@@ -183,7 +183,7 @@ async def test_a_coordinator_of_another_version_is_told_both_versions() -> None:
             assert isinstance(goodbye, frames.Close)
             assert goodbye.reason is CloseReason.PROTOCOL_MISMATCH
             assert "protocol 99" in goodbye.detail
-            assert f"speaks {frames.PROTOCOL_VERSION};" in goodbye.detail
+            assert f"expected {frames.PROTOCOL_VERSION};" in goodbye.detail
 
 
 async def test_a_bad_frame_ends_its_session_and_hurts_no_other() -> None:

@@ -295,7 +295,7 @@ def test_another_protocol_version_is_named_together_with_ours() -> None:
         codec.ProtocolMismatch, match=f"protocol {frames.PROTOCOL_VERSION + 1}"
     ) as caught:
         codec.decode_from_coordinator([b"H", body])
-    assert f"this side speaks {frames.PROTOCOL_VERSION}" in str(caught.value)
+    assert f"expected {frames.PROTOCOL_VERSION}" in str(caught.value)
     with pytest.raises(codec.ProtocolMismatch):
         codec.decode_from_replica([b"W", body])
 

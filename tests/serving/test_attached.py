@@ -395,9 +395,9 @@ def test_a_configuration_is_applied_where_it_runs_and_not_where_it_says() -> Non
 def test_features_of_batons_own_clusters_are_refused_before_joining_another() -> None:
     gate = ("server.api_server=rust", "server.listener=ingress")
     wanted = simulated("security.tls={cert_file: a.pem, key_file: b.pem}", *gate)
-    with pytest.raises(PreflightFailed, match=r"speaks no TLS") as raised:
+    with pytest.raises(PreflightFailed, match=r"does not use TLS") as raised:
         deploy_to_cluster(wanted, "127.0.0.1:1", timeout_s=1.0, progress=print)
-    assert "nobody starts on a cluster that runs already" in str(raised.value)
+    assert "does not exist on a cluster that runs already" in str(raised.value)
 
 
 def test_a_cluster_that_does_not_answer_is_one_line() -> None:
@@ -435,7 +435,7 @@ def listener(answer: bytes) -> Iterator[str]:
     [
         (b"HTTP/1.1 200 OK\r\n\r\n", "where an HTTP server listens"),
         (b"220 mail.example ESMTP\r\n", "where another program listens"),
-        (b"", r"where another program listens, .*; it said nothing for"),
+        (b"", r"where another program listens, .*; no reply in"),
     ],
 )
 def test_a_listener_that_is_no_cluster_is_refused_before_ray_waits_for_it(

@@ -54,7 +54,7 @@ async def test_a_pool_of_which_serve_has_said_nothing_yet_is_refused_in_words() 
     told = await scaled(world, 6)
     assert "Ray Serve does not say how many replicas it has" in str(told["rejected"])
     told = await scaled(world, None)
-    assert "Ray Serve has not said yet how many replicas pool 'decode' has" in str(told["rejected"])
+    assert "has not reported yet how many replicas pool 'decode' has" in str(told["rejected"])
     assert "baton status" in str(told["remedy"])
 
 

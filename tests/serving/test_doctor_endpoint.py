@@ -139,7 +139,7 @@ def test_the_public_url_needs_an_authority_that_this_machine_knows(tmp_path: Pat
 def test_a_refused_connection_and_plain_http_are_different_errors() -> None:
     with listening() as url:
         plain = tls_check(url.replace("http:", "https:"), Client())
-    assert plain.detail.endswith("it does not speak TLS: it answers in plain HTTP")
+    assert plain.detail.endswith("it does not use TLS: it answers in plain HTTP")
     refused = tls_check("https://127.0.0.1:1", Client())
     assert refused.detail.endswith("the connection is refused: nothing listens there")
     assert tls_check("http://127.0.0.1:1", Client()).status is CheckStatus.SKIP

@@ -112,7 +112,7 @@ async def test_numbers_that_cannot_be_read_are_an_error_that_is_logged_once(
     async with client(MetricsRenderer(broken)) as http:
         answers = [await http.get("/metrics") for _ in range(3)]
     assert [answer.status_code for answer in answers] == [500] * 3
-    assert [record.message for record in caplog.records] == ["metrics cannot be told"]
+    assert [record.message for record in caplog.records] == ["metrics cannot be rendered"]
 
 
 async def test_nothing_but_metrics_is_there_and_nothing_can_be_written() -> None:

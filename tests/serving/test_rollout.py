@@ -196,7 +196,7 @@ def test_a_failed_observation_decides_nothing_and_the_deadline_does(
         assert 60 <= script.now_s < 62
     silent = Script([None])
     outcome = run_rollout(silent, rollout_plan(config, ("d",)), silent.options())
-    assert (outcome.failure, silent.orders) == ("nobody says what runs", [])
+    assert (outcome.failure, silent.orders) == ("no report of the running replicas", [])
 
 
 def test_a_soaking_stage_is_not_late(config: DeploymentConfig) -> None:
@@ -220,7 +220,7 @@ def test_a_soak_without_observations_has_a_deadline(
 ) -> None:
     script = Script([status_of("a"), status_of("n"), None])
     outcome = run_rollout(script, rollout_plan(config, ("d",)), script.options(bake_s=5))
-    assert outcome.failure == "d: nobody has said for 60 s how they fare"
+    assert outcome.failure == "d: no report of them for 60 s"
     assert script.now_s == pytest.approx(5 + 60)
 
 
@@ -353,7 +353,7 @@ def test_a_change_of_another_command_is_not_reverted(make: Make) -> None:
 
 def test_code_of_another_protocol_is_refused_before_anything_changes(make: Make) -> None:
     fleet = Fleet(make(), code="0.0.9", link=PROTOCOL_VERSION - 1)
-    with pytest.raises(ApplyRejected, match=f"protocol {PROTOCOL_VERSION - 1} is spoken"):
+    with pytest.raises(ApplyRejected, match=f"protocol: got {PROTOCOL_VERSION - 1}, expected"):
         upgrade(fleet, fleet.options(operation="upgrade"))
     assert fleet.orders == []
 

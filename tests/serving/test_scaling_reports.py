@@ -193,8 +193,8 @@ def plan(*sets: str) -> ScalingPlan:
 @pytest.mark.parametrize(
     ("sets", "automatic", "text"),
     [
-        ((), False, "none is configured, pools are scaled by hand only"),
-        (("autoscaler.policy=static",), False, "static, pools are scaled by hand only"),
+        ((), False, "none is configured, pools follow overrides only"),
+        (("autoscaler.policy=static",), False, "static, pools follow overrides only"),
         (("autoscaler.policy=slo",), True, "slo"),
         (("autoscaler.policy=slo", "autoscaler.dry_run=true"), True, "slo, dry run"),
     ],

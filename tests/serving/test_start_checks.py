@@ -141,12 +141,12 @@ JUDGEMENTS = [
     CheckCase(
         "GPU driver", FAIL, (GPU,),
         {"versions": GPU_VERSIONS, "gpus": 8, "driver_cuda": (12, 8)},
-        "the GPU's driver speaks CUDA 12.8, and torch 2.14.0+cu130 is built for 13.0",
+        "the GPU's driver supports CUDA 12.8, and torch 2.14.0+cu130 is built for 13.0",
         "580 or newer",
     ),
     CheckCase(
         "GPU driver", WARN, (GPU,), {"versions": GPU_VERSIONS, "gpus": 8},
-        "it does not say which CUDA it speaks", "nvidia-smi",
+        "its CUDA version is unknown", "nvidia-smi",
     ),
     CheckCase(
         "GPU driver", PASS, (GPU,),
@@ -169,7 +169,7 @@ JUDGEMENTS = [
     ),
     CheckCase(
         "exposure", WARN, ("server.host=0.0.0.0",), {},
-        "is served without a key", "set server.host to 127.0.0.1",
+        "serves every client, without a key", "set server.host to 127.0.0.1",
     ),
     CheckCase(
         "contradictions", WARN,

@@ -84,7 +84,7 @@ def test_an_endpoint_without_keys_serves_every_client_and_says_so(
 ) -> None:
     found = check_exposure(config(tmp_path, PUBLIC))
     assert found.status is CheckStatus.WARN
-    assert "0.0.0.0:8000 is served without a key" in found.detail
+    assert "0.0.0.0:8000 serves every client, without a key" in found.detail
     assert "baton keys create" in found.fix
 
 

@@ -122,7 +122,7 @@ def test_the_table_has_every_verb_that_takes_an_address() -> None:
     ("kind", "why"),
     [
         ("closed port", "nothing answers at"),
-        ("silent listener", "it said nothing for"),
+        ("silent listener", "no reply in"),
         ("HTTP server", "where an HTTP server listens"),
         ("unknown host", "nothing answers at"),
         ("URL of a server", "expected HOST:PORT"),

@@ -95,7 +95,7 @@ class DatasetRequests:
     def request(self, index: int, _seed: str) -> TraceRequest:
         """Request `index`; only the endpoint knows the length of its prompt."""
         output = self.rows[index % len(self.rows)].output_tokens
-        assert output is not None, "a row without a length was let in"
+        assert output is not None, "a row without a length was accepted"
         return TraceRequest(0.0, 0, output)
 
 

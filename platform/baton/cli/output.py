@@ -76,7 +76,7 @@ _STATUS_PERIOD_S = 4.0
 """Between a line in a pipe and the next status line; with one a second, none is over 5 s late."""
 _ERASE_LINE = "\r\x1b[K"
 _NEXT_STEPS = {
-    ExitCode.FAILURE: "correct what is said above, then try again",
+    ExitCode.FAILURE: "correct the errors above, then try again",
     ExitCode.USAGE: "correct these lines, then check with 'baton config validate'",
     ExitCode.NOT_RUNNING: "start one with 'baton up -c FILE', or name its address",
     ExitCode.TIMEOUT: "try again with a longer --timeout, or look at 'baton status'",

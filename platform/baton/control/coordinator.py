@@ -288,7 +288,7 @@ class Coordinator:
         return dict(Counter(e.lease.replica_id for e in self._requests.values() if e.lease))
 
     def unconfirmed_aborts(self) -> int:
-        """Legs that were given up and whose replicas have not said yet that they are gone."""
+        """Legs that were given up and whose replicas have not confirmed the end."""
         return self._legs.closing_count()
 
     def retry_totals(self) -> RetryTotals:
@@ -408,9 +408,7 @@ class Coordinator:
             return self._pending.queue_full_error(request.request_id, reason, now_s)
         tokens = len(request.prompt_token_ids)
         if limits.max_prompt_tokens is not None and tokens > limits.max_prompt_tokens:
-            reason = (
-                f"the prompt has {tokens} tokens, at most {limits.max_prompt_tokens} are let in"
-            )
+            reason = f"the prompt has {tokens} tokens, expected at most {limits.max_prompt_tokens}"
             return PromptTooLong(request.request_id, reason)
         return None
 
@@ -426,7 +424,7 @@ class Coordinator:
         if isinstance(slo, ClassNotAllowed):
             slo = self._rules.slos.resolve(None, tenant, expected_tokens)
         assert not isinstance(slo, ClassNotAllowed), (
-            "whoever asks for no class is served in its own"
+            "a request without a class is served in its tenant's class"
         )
         accounts.on_rejected(
             event.error, slo, tenant=tenant.name, requests=event.requests, now_s=now_s

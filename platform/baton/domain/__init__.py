@@ -1,1 +1,1 @@
-"""The vocabulary: frozen values, events, commands and errors that every other package speaks in."""
+"""The vocabulary: frozen values, events, commands and errors that every other package uses."""

@@ -131,7 +131,7 @@ class RequestRecord(Value, kw_only=True):
     legs: tuple[LegRecord, ...] = ()
     """In the order in which they began; one ends before the next begins."""
     trace: TraceContext | None = None
-    """The trace that it belongs to, where its caller said one or requests are traced here."""
+    """The trace that it belongs to, where its caller sent one or requests are traced here."""
 
 
 class RecordSelection(StrEnum):

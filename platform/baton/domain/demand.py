@@ -67,7 +67,7 @@ class AdmissionOutcome(StrEnum):
 
 
 class AdmissionPath(StrEnum):
-    """How a request was let in."""
+    """How a request was admitted."""
 
     IMMEDIATE = "immediate"
     QUEUED = "queued"
@@ -94,7 +94,7 @@ class DemandTotals(NamedTuple):
     requests: int = 0
     prompt_tokens: int = 0
     uncached_tokens: float = 0.0
-    """As predicted when they arrived, or as engines said."""
+    """As predicted when they arrived, or as engines reported."""
     output_tokens: float = 0.0
     """Generated, or expected of running requests; for rejected requests, the average."""
 
@@ -119,7 +119,7 @@ LATENCY_BUCKET_BOUNDS_S: tuple[float, ...] = tuple(0.001 * 1.25**step for step i
 """1 ms to 24.5 hours, each a quarter longer than the one before: the longest timeout that can be
 configured is a day."""
 MIN_LATENCY_BUCKETS = 65
-"""Of a report: versions of baton that ended at 21 minutes told as many."""
+"""Of a report: versions of baton that ended at 21 minutes sent as many."""
 
 
 class PoolReport(NamedTuple):

@@ -4,14 +4,14 @@
     ├── Rejected             refused with nothing sent: come back after `retry_after_s`
     │   ├── QueueFull        the bounded queue is full
     │   ├── NoCapacity       no replica can take the request
-    │   ├── SloUnattainable  it could not be served within what its class is promised
+    │   ├── SloUnattainable  it could not be served within the objectives of its class
     │   ├── RateLimited      its tenant has used up what it may use for now
     │   ├── RetryBudgetExhausted it failed, and so do too many for it to be tried again
     │   └── Evicted          taken out of the queue: it waited past its deadline
     ├── EngineFailed         an engine could not go on and no other could take over
     │   └── NotResumable     tokens had reached the client; generation cannot be carried over
     ├── RequestInvalid       an engine refuses the request itself, as every other would
-    ├── PromptTooLong        longer than this deployment lets in
+    ├── PromptTooLong        longer than this deployment accepts
     ├── NotAllowed           asked for what its tenant may not have
     ├── DeadlineExceeded     the request's own time limit ran out
     ├── EngineDied           the engine of a replica is dead
@@ -21,18 +21,18 @@
     ├── LinkFailed           a fleet link refused a frame or is down
     ├── TransferFailed       KV blocks cannot be fetched from a replica
     │   └── RdmaMissing      they would take a way that the deployment does not allow
-    ├── OperatorError        whoever runs baton can put it right: `remedy` says how
+    ├── OperatorError        the operator can correct it: `remedy` says how
     │   ├── ClusterFailed    the Ray cluster could not be started or joined
     │   ├── EngineStartFailed an engine could not be started
-    │   ├── RoleUnsupported  a replica cannot be what it was told to be
-    │   ├── ScalingRejected  a pool cannot have so many replicas, or there is no such pool
+    │   ├── RoleUnsupported  a replica cannot play the role of its order
+    │   ├── ScalingRejected  a pool cannot have as many replicas as ordered, or there is none
     │   ├── ApplyRejected    a configuration cannot hold in a deployment that runs
     │   ├── NotRunning       there is no deployment where one was looked for
-    │   │   ├── AmbiguousDeployment there are several, and which is meant was not said
+    │   │   ├── AmbiguousDeployment there are several, and none was named
     │   │   └── DeploymentEnded one that was joined is there no more
     │   ├── TimedOut         an operator's command did not finish in its time
     │   ├── UnknownRequest   no ingress remembers the request that was asked about
-    │   ├── UnknownModel     the shape of a model cannot be told
+    │   ├── UnknownModel     the shape of a model is unknown
     │   ├── UnknownAccelerator an accelerator is in no data sheet here
     │   ├── OutOfRange       far from all that a model was calibrated on
     │   └── InsufficientMemory a model, its activations and its KV cache need more memory
@@ -169,7 +169,7 @@ class NotResumable(EngineFailed):
 
 
 class PromptTooLong(_RequestFailed):
-    """The prompt is longer than this deployment lets in."""
+    """The prompt is longer than this deployment accepts."""
 
     cause = Cause.PROMPT_TOO_LONG
     is_client_error = True
@@ -295,13 +295,13 @@ class EngineStartFailed(OperatorError):
 
 
 class RoleUnsupported(OperatorError):
-    """A replica cannot play the role that it was told to, or there is no such role."""
+    """A replica cannot play the role of its order, or there is no such role."""
 
     http_status = 409
 
 
 class ScalingRejected(OperatorError):
-    """A pool cannot have as many replicas as it was told to, or there is no such pool."""
+    """A pool cannot have as many replicas as ordered, or there is no such pool."""
 
     http_status = 400
 
@@ -318,7 +318,7 @@ class NotRunning(OperatorError):
 
 
 class AmbiguousDeployment(NotRunning):
-    """More than one deployment runs here, and which is meant was not said."""
+    """More than one deployment runs here, and none was named."""
 
     retryable = False
 
@@ -343,7 +343,7 @@ class UnknownRequest(OperatorError):
 
 
 class UnknownModel(OperatorError):
-    """The shape of a model cannot be told: its name is not known, or its config says too little."""
+    """The shape of a model is unknown: its name is not known, or its config says too little."""
 
 
 class UnknownAccelerator(OperatorError):

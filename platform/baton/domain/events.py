@@ -1,4 +1,4 @@
-"""Facts that the coordinator is told, in the past tense."""
+"""Facts that the coordinator gets, in the past tense."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LegsAborted(Value, kw_only=True):
 
 
 class ReplicaJoined(Value, kw_only=True):
-    """A replica said hello; if it was known before, this is a new life of it."""
+    """A replica joined; if it was known before, this is a new life of it."""
 
     facts: ReplicaFacts
 
@@ -100,7 +100,7 @@ class LoadReported(Value, kw_only=True):
 
 
 class CacheChanged(Value, kw_only=True):
-    """A replica said what its prefix cache holds."""
+    """A replica reported the content of its prefix cache."""
 
     replica_id: str
     update: CacheUpdate
@@ -132,7 +132,7 @@ class QuotasAllocated(Value, kw_only=True):
 
 
 class ColdStartReported(Value, kw_only=True):
-    """The controller has said how long the next replica takes to start."""
+    """The controller has reported how long the next replica takes to start."""
 
     cold_start: ColdStart
 

@@ -64,7 +64,7 @@ class HitSource(StrEnum):
     NONE = "none"
     """It is not known to hold any of it."""
     REPORTED = "reported"
-    """Its engine said so."""
+    """Its engine reported it."""
     PREDICTED = "predicted"
     """We sent the same prefix there."""
 
@@ -254,11 +254,11 @@ class LegOutput(NamedTuple):
     stop_reason: int | str | None = None
     kv_handle: KvHandle | None = None
     cached_tokens: int | None = None
-    """Prompt tokens the engine did not compute itself; said once, with the first output."""
+    """Prompt tokens the engine did not compute itself; reported once, with the first output."""
     engine_payload: bytes | None = None
     """The engine's own encoding of data that decisions do not need (logprobs and the like)."""
     times: LegTimes | None = None
-    """Said with its first output, and with its last when it was preempted since; an engine that
+    """Reported with its first output, and with its last when it was preempted since; an engine that
     keeps no times says nothing."""
     cache_use: CacheUse | None = None
     """Comes with `cached_tokens`, where the engine knows it."""

@@ -110,7 +110,7 @@ def driver_problem(torch: str | None, driver: tuple[int, int] | None) -> str | N
         return None
     required = f"{build[1]}.{build[2]}"
     return (
-        f"the GPU's driver speaks CUDA {driver[0]}.{driver[1]}, and torch {torch} is built for"
+        f"the GPU's driver supports CUDA {driver[0]}.{driver[1]}, and torch {torch} is built for"
         f" {required}; install a driver for CUDA {required} (580 or newer for 13.0)"
     )
 

@@ -4,7 +4,7 @@ Theory of operation: huggingface_hub locks each file during its download. So suc
 several replicas divide a model's files, and wait for each other's. Progress is therefore measured
 on the disk: complete files, and bytes of partial files that were written within the last minute.
 The program writes it to a file every second, and its result at the end. Partial files of a killed
-download are useless and never reused. The program removes its own when it is told to end or its
+download are useless and never reused. The program removes its own at a signal or when its
 parent dies, and those of others that are old when it starts.
 """
 

@@ -64,7 +64,7 @@ def adapt_to_cluster(loaded: LoadedConfig) -> ClusterDeployment:
     config = loaded.config
     if config.security.tls != TlsConfig():
         raise CannotExport(
-            "security.tls is set, and the front of a cluster speaks no TLS",
+            "security.tls is set, and the front of a cluster does not use TLS",
             "end TLS before baton, in the cluster's gateway, and remove security.tls",
         )
     tenants: dict[str, TenantConfig] = {}

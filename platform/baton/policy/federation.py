@@ -51,7 +51,7 @@ class ClusterView:
     """Until a request that comes now begins: the last report, plus the requests sent since, less
     the time that has passed since."""
     is_unresponsive: bool = False
-    """It should have told by now."""
+    """Its report is overdue."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:

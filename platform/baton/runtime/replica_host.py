@@ -6,8 +6,8 @@ which may wait for another replica, have a queue of their own. Each engine step 
 coordinator and sent before the next is taken, so an `Aborted` frame follows every output of its
 leg. All queues are bounded: legs by `max_live_legs`, aborts by the legs that live, releases by
 `max_releases`. Legs that wait here are reported as queued. When the engine dies, every coordinator
-is told and `failed` is set; the host never restarts an engine. States: STARTED ─drain()─▶ DRAINING
-─nothing lives─▶ DRAINED, and CLOSED from any.
+is notified and `failed` is set; the host never restarts an engine. States: STARTED ─drain()─▶
+DRAINING ─nothing lives─▶ DRAINED, and CLOSED from any.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ class ReplicaHost:
     def _check_drained(self) -> None:
         if not self._draining or self.live_legs or self._leases:
             return
-        # Leases are renewed by those who wait for their blocks, and this side is not told.
+        # Leases are renewed by those who wait for their blocks, and this side gets no notice.
         if self._engine.load().kv_used_fraction == 0:
             self.drained.set()
 

@@ -258,7 +258,7 @@ def _check_endpoint(front: FrontSnapshot) -> Check:
 
 
 def _check_objectives(status: JsonDict, snapshot: DeploymentSnapshot) -> Check:
-    topic = Topic("objectives", "clients wait longer than they were told")
+    topic = Topic("objectives", "clients wait longer than their objectives")
     missed, is_lasting = [], False
     rows = cast("list[JsonDict]", status.get("classes") or [])
     for row in rows:
@@ -277,8 +277,8 @@ def _check_objectives(status: JsonDict, snapshot: DeploymentSnapshot) -> Check:
             f"{parts_text}, expected {target:.1%}"
         )
     if not missed:
-        judged = [row["class"] for row in rows if row["attainment"] is not None]
-        return topic.passed(f"{', '.join(judged)}: met" if judged else "no request was judged")
+        classes = [row["class"] for row in rows if row["attainment"] is not None]
+        return topic.passed(f"{', '.join(classes)}: met" if classes else "no request has ended")
     make_check = topic.failed if is_lasting else topic.warned
     return make_check(few(missed), _objectives_remedy(snapshot))
 
@@ -469,7 +469,7 @@ def _check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
 
 
 def _check_agents(status: JsonDict) -> Check:
-    topic = Topic("transfer agents", "an engine that fetches from nobody computes it all")
+    topic = Topic("transfer agents", "an engine that cannot fetch blocks computes every prompt")
     broken_agents = {
         f"{replica_id}: {reason}"
         for ingress in _ingresses(status)
@@ -505,7 +505,9 @@ def _check_leases(status: JsonDict) -> Check:
 
 
 def _check_generation(status: JsonDict) -> Check:
-    topic = Topic("configuration", "processes of two minds refuse what others let in")
+    topic = Topic(
+        "configuration", "ingresses with different configurations admit different requests"
+    )
     controller_generation = status.get("generation")
     ingress_generations = [
         ingress["generation"]
@@ -523,7 +525,7 @@ def _check_generation(status: JsonDict) -> Check:
 
 
 def _check_metrics(snapshot: DeploymentSnapshot, status: JsonDict) -> Check:
-    topic = Topic("metrics", "without them nobody is told that a promise is broken")
+    topic = Topic("metrics", "without them no alert fires on a missed objective")
     observability = cast("JsonDict", status.get("observability") or {})
     if snapshot.metrics_problem is None:
         return topic.skipped("not enabled; see observability.metrics")
@@ -619,7 +621,7 @@ def _check_policy(status: JsonDict) -> Check:
             "correct it, then apply the configuration again",
         )
     names = sorted({str(policy["name"]) for policy in policies})
-    return topic.passed(", ".join(names) or "none is told")
+    return topic.passed(", ".join(names) or "no ingress reports one")
 
 
 def _ingresses(status: JsonDict) -> list[JsonDict]:
@@ -632,8 +634,8 @@ def check_open_ports(
     """Whether only the intended ports are reachable by others."""
     topic = Topic(
         "open ports",
-        "links and engines serve whoever belongs to the deployment, statistics and side"
-        " channels whoever asks",
+        "links and engines serve only the deployment; statistics and side channels serve every"
+        " client",
     )
     if isinstance(ports, UnknownFact):
         return topic.skipped(ports.reason)

@@ -155,22 +155,26 @@ def gather_deployment(
             links = PendingFact(_CLUSTER_TIMEOUT_S, "its links", partial(cluster.read, "links"))
         known_url = client.url or (None if state is None else state.http_url)
         front = gather_front(known_url, client, status)
-        told = status.wait()
-        if isinstance(told, UnknownFact) and not is_answering and cluster.error is not None:
+        status_answer = status.wait()
+        if (
+            isinstance(status_answer, UnknownFact)
+            and not is_answering
+            and cluster.error is not None
+        ):
             return cluster.error
-        metrics_url = metrics_url_in(told)
+        metrics_url = metrics_url_in(status_answer)
         metrics = (
             None
             if metrics_url is None
             else PendingFact(_HTTP_TIMEOUT_S, metrics_url, lambda: http_problem(metrics_url))
         )
-        told_links, history = links.wait(), cluster.fact("history")
+        links_answer, history = links.wait(), cluster.fact("history")
         return DeploymentSnapshot(
             front=_front_or_why(front.wait(), known_url, client),
-            status=told,
-            links=told_links
-            if isinstance(told_links, UnknownFact)
-            else tuple(cast("list[JsonDict]", told_links["links"])),
+            status=status_answer,
+            links=links_answer
+            if isinstance(links_answer, UnknownFact)
+            else tuple(cast("list[JsonDict]", links_answer["links"])),
             history=history if isinstance(history, UnknownFact) else tuple(history),
             disks=disks.wait(),
             metrics_problem=None if metrics is None else metrics.wait(),
@@ -189,8 +193,8 @@ def gather_front(
     """The endpoint's answers; without a URL, of that in the deployment's status."""
 
     def gather() -> FrontSnapshot:
-        told = UnknownFact("") if status is None else status.wait()
-        fields = {} if isinstance(told, UnknownFact) else cast("JsonDict", told)
+        status_answer = UnknownFact("") if status is None else status.wait()
+        fields = {} if isinstance(status_answer, UnknownFact) else cast("JsonDict", status_answer)
         endpoint = url or cast("str | None", fields.get("endpoint"))
         if endpoint is None:
             reason = UnknownFact("its public address is not known here; name it with --url")

@@ -1,6 +1,6 @@
 """The version of the running code, and the tested versions of the packages that it builds on.
 
-baton speaks vLLM's engine protocol and uses private parts of Ray Serve, so any other version may
+baton uses vLLM's engine protocol and private parts of Ray Serve, so any other version may
 break it. Untested versions start only on request.
 """
 

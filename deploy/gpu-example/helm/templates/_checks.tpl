@@ -78,7 +78,7 @@
 {{- define "baton.checkSecrets" -}}
 {{- range $key, $value := dig "tls" dict (default dict .security) -}}
 {{- if $value -}}
-{{- fail (printf "config.security.tls.%s is set, and the front of a cluster speaks no TLS: end TLS before baton, in the cluster's gateway, and remove security.tls" $key) -}}
+{{- fail (printf "config.security.tls.%s is set, and the front of a cluster does not use TLS: end TLS before baton, in the cluster's gateway, and remove security.tls" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- range $name, $tenant := .tenants -}}

@@ -302,7 +302,7 @@ spec:
     {{- end }}
 {{- end }}
 
-{{/* What Ray Serve is told to run. */}}
+{{/* What Ray Serve runs. */}}
 {{- define "baton.serve" -}}
 {{- $config := .Values.config -}}
 {{- $gate := eq (toString $config.server.listener) "ingress" -}}

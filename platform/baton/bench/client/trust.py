@@ -134,7 +134,7 @@ def _describe_tls_error(error: ssl.SSLError, url: str) -> tuple[str, str]:
     """The reason of a failed handshake, and the remedy."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         if any(text in str(error) for text in _PLAIN_TEXT_REASONS):
-            return f"{url}: the endpoint speaks no TLS", "write http:// in place of https://"
+            return f"{url}: the endpoint does not use TLS", "write http:// in place of https://"
         return f"{url}: TLS: {error}", "compare the endpoint's TLS settings with this client's"
     message = error.verify_message
     match error.verify_code:

@@ -296,7 +296,7 @@ def _closed_loop_plan(plan: LoadPlan, benchmark: Benchmark, concurrency: int) ->
     if length.requests is not None:
         if warm_up.duration_s:
             raise LoadUnusable(
-                "in closed loop nobody knows how many requests a warm-up of some seconds takes",
+                "a closed loop cannot tell how many requests a warm-up of some seconds takes",
                 "give --warm-up as a number of requests, or --duration instead of --requests",
             )
         return replace(plan, max_conversations=-(-(warm_up.requests + length.requests) // turns))

@@ -216,11 +216,11 @@ def build_study(result: BenchmarkResult, context: BenchmarkContext) -> Study:
 
 
 def _facts(result: BenchmarkResult, context: BenchmarkContext) -> dict[str, str]:
-    verdict = (
+    validity = (
         "yes" if not result.invalid_reasons else "NO: " + "; ".join(result.invalid_reasons[:3])
     )
     facts = {
-        "valid": verdict,
+        "valid": validity,
         "endpoint": context.endpoint,
         "model": context.model,
         **{name: str(value) for name, value in context.load.items() if value is not None},
@@ -231,7 +231,7 @@ def _facts(result: BenchmarkResult, context: BenchmarkContext) -> dict[str, str]
 
 
 def _notes(result: BenchmarkResult) -> Iterable[str]:
-    """Facts that a reader needs to judge the figures."""
+    """Facts that a reader needs to interpret the figures."""
     metrics = [run.metrics for run in result.runs]
     yield from _counted_notes(metrics)
     cached, prompts = (

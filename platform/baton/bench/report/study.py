@@ -114,7 +114,7 @@ class Study:
     results: tuple[RunResult, ...] = ()
     rate_curves: tuple[Curve, ...] = ()
     scale_curves: tuple[Curve, ...] = ()
-    """If each scale of the objectives was a run; else one run is judged by all."""
+    """If each scale of the objectives was a run; else one run is evaluated at all."""
     tradeoffs: tuple[Tradeoff, ...] = ()
     tables: tuple[Table, ...] = ()
     has_result_tables: bool = True

@@ -104,7 +104,7 @@ def summarize(result: RunResult, objectives: Objectives) -> RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassAttainment:
-    """The requests of a tenant in a class, judged by the class's objectives."""
+    """The requests of a tenant in a class, evaluated by the class's objectives."""
 
     slo_class: str
     tenant: str
@@ -180,7 +180,7 @@ def scale_objectives(objectives: Objectives, factor: float) -> Objectives:
 def scale_curves_for(study: Study) -> tuple[Curve, ...]:
     """Attainment by scale of the objectives: the given curves, else the shown runs.
 
-    Those are judged by the objectives times each of `OBJECTIVE_SCALES`.
+    Those are evaluated at the objectives times each of `OBJECTIVE_SCALES`.
     """
     if study.scale_curves or not study.has_objectives:
         return study.scale_curves

@@ -216,7 +216,9 @@ def _capacity_table(study: Study) -> Table:
 def _scale_table(study: Study) -> Table:
     """A row for each name; curves of a study have the same scales."""
     curves = scale_curves_for(study)
-    method = "a run for each" if study.scale_curves else "the same run, judged by objectives times"
+    method = (
+        "a run for each" if study.scale_curves else "the same run, evaluated at objectives times"
+    )
     return Table(
         title=f"Attainment by SLO scale: {method}",
         columns=("", *(f"{scale:g}" for scale, _ in curves[0].points)),

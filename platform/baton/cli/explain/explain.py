@@ -10,8 +10,8 @@ import typer
 from baton.cli.backend import Report
 from baton.cli.explain.waterfall_text import (
     leg_lines,
+    outcome_text,
     screen_width,
-    verdict_text,
     waterfall_lines,
 )
 from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
@@ -82,7 +82,7 @@ def _request_lines(request: JsonDict) -> Iterator[str]:
         f"  tokens: {request['prompt_tokens']} prompt ({cached} cached), "
         f"{request['output_tokens']} output"
     )
-    yield f"  class {request['slo_class']} of tenant {request['tenant']}: {verdict_text(request)}"
+    yield f"  class {request['slo_class']} of tenant {request['tenant']}: {outcome_text(request)}"
     yield f"  device time: {duration_text(request['gpu_s'])}"
     yield f"  resumes: {request['resumes']}"
 

@@ -44,7 +44,7 @@ def scale(
 
 
 def report_lines(report: Report) -> Iterator[str]:
-    """The report as lines for a person; ticks in a row that decide the same are told once."""
+    """The report as lines for a person; ticks in a row with the same decision are one line."""
     yield f"autoscaler: {report['autoscaler']}"
     ticks = cast("list[JsonDict]", report["ticks"])
     if not ticks:

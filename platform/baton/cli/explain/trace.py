@@ -10,8 +10,8 @@ import typer
 
 from baton.cli.explain.waterfall_text import (
     leg_lines,
+    outcome_text,
     screen_width,
-    verdict_text,
     waterfall_lines,
 )
 from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
@@ -119,7 +119,7 @@ def trace_lines(requests: list[JsonDict], width: int | None = None) -> Iterator[
 
 def _request_lines(request: JsonDict, width: int) -> Iterator[str]:
     yield f"{request['request_id']}: {request['outcome']} ({request['reason']})"
-    yield f"  class {request['slo_class']} of tenant {request['tenant']}: {verdict_text(request)}"
+    yield f"  class {request['slo_class']} of tenant {request['tenant']}: {outcome_text(request)}"
     if request.get("trace_id"):
         yield f"  trace id: {request['trace_id']}"
     yield ""

@@ -18,8 +18,8 @@ _FIGURES_WIDTH = 24
 _PART_STYLES = {"ingress_wait": TextStyle.DIM, "queue": TextStyle.WARNING, "lost": TextStyle.BAD}
 
 
-def verdict_text(request: JsonDict) -> str:
-    """In words: `good`, or which objective was broken, and by how much."""
+def outcome_text(request: JsonDict) -> str:
+    """In words: `good`, or the missed objectives, and by how much."""
     if request["verdict"] != "missed":
         return str(request["verdict"])
     misses = [] if "served" not in request["missed"].split(",") else ["not served"]
@@ -29,10 +29,10 @@ def verdict_text(request: JsonDict) -> str:
 
 def _miss_text(row: JsonDict) -> str:
     name, bound = row["objective"].upper(), duration_text(row["objective_s"])
-    actual = "never came" if row["actual_s"] is None else duration_text(row["actual_s"])
+    actual = f"no {name}" if row["actual_s"] is None else f"{name} {duration_text(row['actual_s'])}"
     if "slow_gaps" in row:
         return f"{row['slow_gaps']} gaps above {bound}, {row['allowed_gaps']} allowed"
-    return f"{name} {actual}, promised {bound}"
+    return f"{actual}, objective {bound}"
 
 
 def screen_width() -> int:
@@ -57,7 +57,7 @@ def waterfall_lines(request: JsonDict, width: int) -> Iterator[str]:
         yield f"  then {duration_text(end_s - until_s)} to the end{_tokens_text(request)}"
         yield from _bar_lines(after, until_s, end_s, columns)
     if any(bar.get("guessed") for bar in bars):
-        yield "  ~ its engine did not say: parted from its neighbour by what was predicted"
+        yield "  ~ not reported by its engine: the boundary is the predicted time"
 
 
 def _first_token_text(request: JsonDict) -> str:

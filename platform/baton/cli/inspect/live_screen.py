@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _STALE_AFTER_INTERVALS = 3
-"""Intervals without anything new, from which on that is said."""
+"""Intervals without new data after which the screen shows that."""
 
 
 @dataclass(frozen=True, slots=True)

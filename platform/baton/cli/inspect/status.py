@@ -209,9 +209,7 @@ def _scaling_text(scaling: JsonDict) -> str:
 
 def _override_text(override: JsonDict) -> str:
     remaining_s = override["remaining_s"]
-    duration = (
-        "until taken back" if remaining_s is None else f"for {duration_text(remaining_s)} more"
-    )
+    duration = "until removed" if remaining_s is None else f"for {duration_text(remaining_s)} more"
     return f"{override['pool']} at {override['replicas']} {duration}"
 
 

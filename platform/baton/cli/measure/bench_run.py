@@ -321,7 +321,7 @@ async def _gather_inputs(args: BenchArgs) -> _BenchInputs:
         words = await measure_word_costs(count) if prompts.as_words and not rows else None
     notes = []
     if words is not None and not words.is_exact:
-        notes.append("Nobody could count tokens: prompts have as many words as they should tokens.")
+        notes.append("No tokenizer could count tokens: prompts have one word for each token.")
     if skipped:
         notes.append(f"{skipped} entries of the data set were bad and left out.")
     return _BenchInputs(model=model, words=words, rows=rows, notes=tuple(notes))
@@ -387,8 +387,8 @@ async def _read_rows(
         rows = [await _with_length(row, count) for row in rows]
     if lacks_output_lengths(rows):
         raise LoadUnusable(
-            f"{prompts.dataset} does not say how long answers shall be, and nobody can count"
-            " its own",
+            f"{prompts.dataset} has no output lengths, and no tokenizer can count those"
+            " of its answers",
             "give --output-tokens, or a --tokenizer",
         )
     return tuple(rows), skipped

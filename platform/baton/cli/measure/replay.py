@@ -291,7 +291,7 @@ def _study(
             "requests": f"{trace.name}: {len(trace):,} in {span_text}, {rate_text}",
             "endpoint": url,
             "model": model.name,
-            "longest": f"{model.max_tokens:,} tokens" if model.max_tokens else "not said",
+            "longest": f"{model.max_tokens:,} tokens" if model.max_tokens else "unknown",
             "seed": str(args.seed),
             "baton": baton.__version__,
         },

@@ -54,8 +54,8 @@ def print_plan(plan: Plan, file: TextIO) -> None:
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     """The answer for a person, a paragraph each: answer, fleets, uncertainties, question."""
-    verdict, *reasons = answer_lines(plan)
-    yield f"answer (simulated): {verdict}"
+    answer, *reasons = answer_lines(plan)
+    yield f"answer (simulated): {answer}"
     yield from (f"  {line}" for line in reasons)
     if plan.candidates:
         yield ""

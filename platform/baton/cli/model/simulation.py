@@ -455,8 +455,8 @@ def _service_notes(variants: Sequence[_Variant]) -> Iterator[str]:
         yield "The autoscaler only says what it would do (autoscaler.dry_run)."
     if any(variant.config.slo.classes for variant in variants):
         yield (
-            "Figures judge all requests by slo.default; the table by class judges each by its own"
-            " class."
+            "Figures evaluate all requests by slo.default; the table by class evaluates each by its"
+            " own class."
         )
     if tenant_names := _limited_tenants(variants):
         yield (

@@ -97,9 +97,11 @@ def _outcome(result: Mapping[str, Any]) -> str:
         case "shown":
             return f"nothing has changed, generation {generation} holds"
         case "dry run":
-            return f"everybody could take it; nothing has changed, generation {generation} holds"
+            return (
+                f"every process could apply it; nothing has changed, generation {generation} holds"
+            )
         case "ordered":
-            return f"generation {generation} holds; nobody watches its replicas: 'baton status'"
+            return f"generation {generation} holds; its rollout is not watched: 'baton status'"
         case "restarted":
             return f"started again at {result['endpoint']}"
         case _:

@@ -1,4 +1,4 @@
-"""`baton scale`: an operator says how many replicas a pool has, for a while or until told."""
+"""`baton scale`: an operator's override of a pool's replicas, for a time or until removed."""
 
 from __future__ import annotations
 

@@ -32,9 +32,7 @@ from baton.cli.output import (
 )
 from baton.cli.run.init import DECODE, GPU, MODEL, PREFILL, TP, starter_text, write_new
 
-AFTER_FAILED_START = (
-    "correct what is said above and start again; 'baton doctor' checks this machine"
-)
+AFTER_FAILED_START = "correct the errors above and start again; 'baton doctor' checks this machine"
 _WRITE = typer.Option(
     "--write", metavar="FILE", help="Keep the configuration that was made up in a new file."
 )

@@ -58,5 +58,5 @@ def report_lines(report: Report) -> list[str]:
         names = ", ".join(result["replaced"])
         return [f"baton {before} -> {after} would replace {names}; nothing has changed"]
     if result["outcome"] == "ordered":
-        return [f"baton {before} -> {after} is ordered; nobody watches it, 'baton status' shows it"]
+        return [f"baton {before} -> {after} is ordered and not watched; 'baton status' shows it"]
     return [*rollout_lines(result), f"baton {before} -> {after} in {result['took_s']:.1f} s"]

@@ -30,7 +30,7 @@ def validate(
     sets: SetOptions = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Check a configuration; everything that is wrong is said at once."""
+    """Check a configuration; all errors are reported at once."""
     from baton.config.checks.contradictions import contradictions  # here: keeps --help fast
 
     with report_errors():

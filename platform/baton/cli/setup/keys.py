@@ -106,7 +106,7 @@ def rotate(
     """Make a key in place of another.
 
     The other stays good for a while, so that callers can change. The new one lasts
-    as long as the other was made to last, unless said otherwise.
+    as long as the other was made to last, unless set otherwise.
     """
     now = _now()
     grace_ends_at = _time_after(grace, "--grace", now)

@@ -511,7 +511,7 @@ def _check_api(context: CheckContext) -> Iterator[Finding]:
         for argument in MODEL_LOADING_ARGUMENTS:
             extra = model.engine.extra
             if argument in extra and extra[argument] != model.api.get(argument, extra[argument]):
-                message = f"differs from engine.extra.{argument}; say it once, both are told"
+                message = f"differs from engine.extra.{argument}; set it once, both get it"
                 yield context.finding(("models", name, "api", argument), message)
         for argument, message in missing_companions(model.api).items():
             yield context.finding(("models", name, "api", argument), message)

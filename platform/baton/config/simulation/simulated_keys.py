@@ -79,7 +79,7 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
     KeyTreatment("models.*.source", _MODELLED),
     KeyTreatment("models.*.revision", _IRRELEVANT, "revisions of a model have one shape"),
     KeyTreatment("models.*.max_len", _MODELLED),
-    KeyTreatment("models.*.engine.**", _IRRELEVANT, "pools have it, where it is judged"),
+    KeyTreatment("models.*.engine.**", _IRRELEVANT, "pools have it, where it is checked"),
     KeyTreatment(
         "models.*.adapters.**",
         _NOT_SIMULATED,
@@ -190,8 +190,8 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
     KeyTreatment("slo.**", _MODELLED),
     KeyTreatment("router.**", _MODELLED),
     KeyTreatment("autoscaler.**", _MODELLED),
-    KeyTreatment("tenants.*.keys_file", _IRRELEVANT, "a trace says who asks"),
-    KeyTreatment("tenants.*.anonymous", _IRRELEVANT, "a trace says who asks"),
+    KeyTreatment("tenants.*.keys_file", _IRRELEVANT, "a trace names the tenant of each request"),
+    KeyTreatment("tenants.*.anonymous", _IRRELEVANT, "a trace names the tenant of each request"),
     KeyTreatment(
         "tenants.*.cache",
         _NOT_SIMULATED,
@@ -216,7 +216,7 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
     KeyTreatment(
         "recovery.heartbeat_timeout",
         _NOT_SIMULATED,
-        "Replicas that fall silent are not simulated: of one that dies it is known at once",
+        "Unresponsive replicas are not simulated: a failed replica is known at once",
     ),
     KeyTreatment("admission.cold_start_timeout", _MODELLED, condition=scales_from_zero),
     KeyTreatment(

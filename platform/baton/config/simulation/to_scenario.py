@@ -285,7 +285,7 @@ def _device(pool: PoolConfig, key: str, findings: list[str]) -> Accelerator | No
     if accelerator_name is None:
         findings.append(
             f"{key}: missing, expected the name of an accelerator such as H100 (and gpus:"
-            f" {pool.parallel.workers}): without it nobody knows how fast the engine is"
+            f" {pool.parallel.workers}): without it the speed of the engine is unknown"
         )
         return None
     try:

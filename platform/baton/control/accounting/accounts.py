@@ -161,7 +161,7 @@ class Accounts:
         self._model = view.facts.model
 
     def on_cached_tokens(self, leg_id: str, tokens: int) -> None:
-        """An engine said how many of a leg's prompt tokens it need not compute."""
+        """An engine reported how many of a leg's prompt tokens it need not compute."""
         if (usage := self._leg_usages.get(leg_id)) is not None:
             usage.cached_tokens = tokens
 

@@ -66,7 +66,7 @@ class CoordinatorReporter:
     ) -> CoordinatorReport:
         """Everything, at this moment.
 
-        `queued_ids` are the ids of those that wait here; all of them are let in within `drain_s`.
+        `queued_ids` are the ids of those that wait here; all of them are admitted within `drain_s`.
         """
         queued_ids = frozenset(queued_ids)
         accounts = self._accounts
@@ -106,7 +106,7 @@ class CoordinatorReporter:
         if counted_s is not None:
             added_s = total_s - counted_s if total_s >= counted_s else total_s
         self._pool_busy_s[pool] = self._pool_busy_s.get(pool, 0.0) + added_s
-        if view.load.steps.steps:  # or else it has not said yet what it did before it was known
+        if view.load.steps.steps:  # or else it has not reported its earlier steps yet
             self._counted_s[replica_id] = total_s
 
     def _pool_report(

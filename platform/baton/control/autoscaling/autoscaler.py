@@ -153,7 +153,7 @@ class Autoscaler:
         self._recent_ticks: deque[AutoscalerTick] = deque(maxlen=_RECENT_TICKS)
         self._action_ticks: deque[AutoscalerTick] = deque(maxlen=_ACTION_TICKS)
 
-    # ---------------------------------------------------------------- told by operators
+    # ---------------------------------------------------------------- operators' commands
 
     def override(self, pool: str, replicas: int, *, until_s: float | None, now_s: float) -> None:
         """Keep a pool at exactly `replicas` replicas until then; replaces its last override.
@@ -404,7 +404,7 @@ def _invalid_answer(pool: str, want: object) -> str:
 
 
 def _override_decision(name: str, have: int, override: Override, at_s: float) -> ScalingDecision:
-    duration = "until it is taken back"
+    duration = "until removed"
     if override.until_s is not None:
         duration = f"for {override.until_s - at_s:.0f} s more"
     return ScalingDecision(
@@ -413,7 +413,7 @@ def _override_decision(name: str, have: int, override: Override, at_s: float) ->
         target_replicas=override.replicas,
         desired_replicas=override.replicas,
         reason=ScalingReason.OVERRIDE,
-        detail=f"set to {override.replicas} by hand, {duration}",
+        detail=f"override: {override.replicas} replicas, {duration}",
     )
 
 

@@ -154,7 +154,7 @@ class _ReportHistory:
     def __init__(self) -> None:
         self.samples: deque[_Sample] = deque()
         self.last_new_at_s = -math.inf
-        """When, by the observer's clock, it last said something new."""
+        """When, by the observer's clock, its last new report came."""
 
     def add(self, report: CoordinatorReport, now_s: float, window_s: float) -> bool:
         """Take in a report; False when it has been heard before."""
@@ -324,7 +324,7 @@ class Observer:
         if history.add(report, now_s, self._options.window_s):
             self.cluster_totals.ingest(report, now_s)
         elif (age_s := now_s - history.last_new_at_s) > self._options.stale_s:
-            problems.append(f"coordinator {name}: has said nothing new for {age_s:.0f} s")
+            problems.append(f"coordinator {name}: no new report for {age_s:.0f} s")
 
     def _forget_expired(self, now_s: float) -> None:
         oldest_s = now_s - _EXPIRY_WINDOWS * self._options.window_s

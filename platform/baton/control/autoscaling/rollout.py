@@ -82,7 +82,7 @@ class StageObservation:
     old: RolloutCounts = NO_COUNTS
     new: RolloutCounts = NO_COUNTS
     crashes: int = 0
-    """New replicas that were ready, and ended without having been told to."""
+    """New replicas that were ready, and ended without an order."""
     baked_s: float | None = None
     """Since the last replica of the stage was replaced; None while some are to come."""
 
@@ -101,7 +101,9 @@ def evaluate_stage(stage: StageObservation, rules: RolloutRules) -> RolloutDecis
     if stage.new.legs < rules.min_legs:
         reason = f"only {stage.new.legs} legs ran on new replicas, too few to compare"
         return RolloutDecision(action=RolloutAction.PROCEED, reason=reason)
-    reason = f"{_percentage(stage.new.failed_legs, stage.new.legs)} of legs broke, and nobody ended"
+    reason = (
+        f"{_percentage(stage.new.failed_legs, stage.new.legs)} of legs failed, and no replica ended"
+    )
     return RolloutDecision(action=RolloutAction.PROCEED, reason=reason)
 
 
@@ -135,7 +137,7 @@ def wilson_interval(hits: int, total: int, z: float) -> tuple[float, float]:
 
 
 def _rollback_reason(stage: StageObservation, rules: RolloutRules) -> str:
-    """Why new replicas cannot stay; empty when nothing speaks against them."""
+    """Why new replicas cannot stay; empty when they can."""
     old, new = stage.old, stage.new
     if stage.crashes > 0:
         return f"{stage.crashes} new replicas ended by themselves"

@@ -69,7 +69,7 @@ class FeedCounters:
     forgotten: int = 0
     """Too many to remember."""
     other_groups: int = 0
-    """Left out: of layers that are said not to be there."""
+    """Left out: of layers that are reported as absent."""
     other_tiers: int = 0
     """Left out: in a memory of which it is not known what can be reused."""
 
@@ -126,7 +126,7 @@ class CacheFeed:
         for tier in self._tiers.values():
             tier.mark_unverified()
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ cache events
 
     @property
     def pending_blocks(self) -> int:
@@ -205,7 +205,7 @@ class CacheFeed:
         )
 
     def _store_known(self, tier: _Tier, event: BlocksStored, *, orphans: bool) -> None:
-        """Store those that some tier holds already: their tokens need not be told again."""
+        """Store those that some tier holds already: their tokens need not be sent again."""
         known_blocks = [self._hash_of[name] for name in event.block_hashes if name in self._hash_of]
         for block in known_blocks:
             tier.store(block)
@@ -339,7 +339,7 @@ class _Tier:
 
     def check_integrity(self) -> None:
         both = self.held.keys() & self.unverified.keys()
-        assert not both, f"{self.tier}: {len(both)} blocks are both held and doubted"
+        assert not both, f"{self.tier}: {len(both)} blocks are both held and unverified"
         block_count = len(self.held) + len(self.unverified)
         assert block_count <= self.max_blocks, f"{self.tier}: {block_count} blocks are too many"
         assert all(times > 0 for times in self.held.values()), f"{self.tier}: held zero times"

@@ -1,7 +1,7 @@
 """A coordinator's knowledge of its fleet beyond the loads: caches, timings, links, sessions.
 
-It is told facts, and answers what placement asks. Everything in it is an estimate or a hint: when
-events are late, lost or off, answers get worse and nothing breaks.
+It gets facts, and answers the questions of placement. Everything in it is an estimate or a hint:
+when events are late, lost or off, answers get worse and nothing breaks.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ class FleetModel:
     def on_cached_tokens(
         self, state: RequestState, replica_id: str, cached_tokens: int, now_s: float
     ) -> None:
-        """A replica began with a prompt and said how much of it was cached there."""
+        """A replica began with a prompt and reported how much of it was cached there."""
         family = self._families.get(replica_id)
         if family is not None:
             self.reuse.observe(cached_tokens, len(state.tokens()))
@@ -385,7 +385,7 @@ class FleetModel:
 
         Mostly that is an end: engines whose frontend looks for stop strings cancel a stopped leg.
         Of a client that really went away, the output is less than the answer would have been, and
-        the two cannot be told apart here. The output was computed, though, and expectations (of
+        the two cannot be distinguished here. The output was computed, though, and expectations (of
         room, of replicas, of a tenant's quota) need just that, for as long as clients behave as
         before. Otherwise, workloads whose answers all end on stop strings would stay at half of
         their limits.

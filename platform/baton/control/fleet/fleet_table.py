@@ -107,7 +107,7 @@ class FleetTable:
         """When a replica may last have had a queue; None when it is not known to have had one.
 
         Until a report says that the queue is gone it may be there, so that is when it was last
-        seen; and now, while no report has said so.
+        seen; and now, without a report of it.
         """
         view = self._views.get(replica_id)
         has_queue = view is not None and view.load.queued_requests > 0

@@ -69,7 +69,7 @@ class ReplicaHealth:
         self._breakers.on_replica_left(replica_id, now_s)
 
     def on_heartbeat(self, replica_id: str, now_s: float) -> None:
-        """A replica has said something."""
+        """A message of a replica came."""
         self._liveness.heartbeat(replica_id, now_s)
         view = self._fleet.get(replica_id)
         if view is not None and view.health is Health.UNRESPONSIVE:
@@ -82,7 +82,7 @@ class ReplicaHealth:
             self._last_step_at_s[replica_id] = now_s
 
     def on_load_report(self, replica_id: str, load: Load, now_s: float) -> None:
-        """A replica has said how loaded it is."""
+        """A load report of a replica came."""
         if replica_id not in self._last_step_at_s:
             return
         idle, steps = not load.total_requests, load.steps.steps
@@ -201,7 +201,7 @@ class ReplicaHealth:
         ids = self._fleet.ids
         assert self._last_step_at_s.keys() == ids, "engines of replicas that are not there"
         assert self._step_counts.keys() <= ids, "steps of replicas that are not there"
-        assert self._tripped_unresponsive <= ids, "silent replicas that are not there"
+        assert self._tripped_unresponsive <= ids, "unresponsive replicas that are not there"
 
     # ---------------------------------------------------------------- inside
 

@@ -115,7 +115,7 @@ class HybridCacheFeed:
         if self._removed_hashes:
             self._cleared, self._removed_hashes = True, []
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ cache events
 
     @property
     def pending_blocks(self) -> int:
@@ -178,7 +178,7 @@ class HybridCacheFeed:
         self._enforce_bound()
 
     def _add_nodes(self, event: BlocksStored, width: int) -> None:
-        """Make nodes of the blocks that are told with their tokens, where their parent is known."""
+        """Make nodes of the blocks with reported tokens, where their parent is known."""
         parent = None
         if event.parent_hash is not None:
             parent = self._node_by_name.get(event.parent_hash)
@@ -370,7 +370,7 @@ class HybridCacheFeed:
         if not self._dirty_nodes:
             published = {node.block for node in self._nodes.values() if node.is_published}
             reusable = {node.block for node in self._nodes.values() if self._is_reusable(node)}
-            assert published == reusable, "what was told is not what is reusable"
+            assert published == reusable, "published and reusable blocks differ"
 
 
 class _GroupRule:

@@ -3,7 +3,7 @@
 Theory of operation: an adapter is loaded for the first leg that needs it, and stays until another
 adapter needs its place. Then the least recently used adapter goes, of those that no leg needs if
 there are any. Engines forget by the same rule but do not say so; that is why this table exists. A
-leg is told of when it comes and when it is over; its adapter, when it has been loaded.
+leg is reported at its start and at its end; its adapter, when it has been loaded.
 """
 
 from __future__ import annotations
@@ -75,6 +75,4 @@ class LoadedAdapters:
     def check_integrity(self) -> None:
         """Raise AssertionError when it holds more than there is room for."""
         assert len(self._loaded) <= max(1, self._slots), f"{len(self._loaded)} adapters are loaded"
-        assert all(count > 0 for count in self._leg_counts.values()), (
-            "an adapter is needed by nobody"
-        )
+        assert all(count > 0 for count in self._leg_counts.values()), "an adapter has no legs"

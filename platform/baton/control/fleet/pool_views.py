@@ -18,7 +18,7 @@ class PoolState:
     starting: int = 0
     draining: int = 0
     running: int | None = None
-    """Started, and not told to stop; None: as coordinators see it."""
+    """Started, and without an order to stop; None: as coordinators see it."""
     gpus_per_replica: float = 1.0
     cold_start_s: float = 60.0
     """The expected time until a start was seen."""
@@ -51,7 +51,7 @@ def active_replicas(pool: PoolReport) -> int:
 
 
 def active_by_role(pool_report: PoolReport, state: PoolState) -> dict[Role, int]:
-    """Replicas that take work, by role; those that were told to stop are not among them."""
+    """Replicas that take work, by role; those with an order to stop are not among them."""
     roles = {
         Role.PREFILL: pool_report.prefill,
         Role.DECODE: pool_report.decode,

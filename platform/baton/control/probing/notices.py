@@ -1,4 +1,4 @@
-"""News of pairs of replicas for operators: each change is said once."""
+"""News of pairs of replicas for operators: each change is reported once."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class PairNotices:
         pairs = list(self._schedule.pairs_from(source_id))
         if all(other.unreachable for other in pairs):
             self._unreachable_ids.add(source_id)
-            reason = f"none of {len(pairs)} replicas reaches it; the last said: {reason}"
+            reason = f"none of {len(pairs)} replicas reaches it; the last error: {reason}"
             kind = PairNoticeKind.SOURCE_UNREACHABLE
             self._pending.append(
                 PairNotice(
@@ -109,5 +109,5 @@ class PairNotices:
         )
 
     def remove_replica(self, replica_id: str) -> None:
-        """A replica is gone; of its next life nothing has been said yet."""
+        """A replica is gone; of its next life nothing has been reported yet."""
         self._unreachable_ids.discard(replica_id)

@@ -178,7 +178,7 @@ class PairProber:
     def on_replica_removed(self, replica_id: str, now_s: float) -> list[Command]:
         """A replica drains or was lost (then the fleet table has forgotten it): end its probes.
 
-        To be told before the coordinator looks through the legs that ran on it.
+        To be called before the coordinator looks through the legs that ran on it.
         """
         self._remove_replica(replica_id, now_s)
         return self._start_due_probes(now_s)

@@ -96,7 +96,7 @@ class Pair:
         self.failures_in_row = 0
         """In a row."""
         self.unreachable = False
-        """Whether the last check that could tell said that the source does not answer."""
+        """Whether the last conclusive check found that the source does not answer."""
         self.failed_pulls_in_row = 0
         """Probes in a row whose pull failed though the source's side channel had answered."""
         self.pulls_fail_since_s = float("-inf")

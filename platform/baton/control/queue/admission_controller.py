@@ -120,7 +120,7 @@ class AdmissionController:
         self._has_objectives = self._is_predictive = False
         self._recent = RecentEstimates()
         self._admitted_by_priority: Counter[int] = Counter()
-        """Requests that were let in and have not ended, by priority."""
+        """Admitted requests that have not ended, by priority."""
         self._decode_forecast = DecodeForecast()
         self._decode_forecast_expires_at_s = float("-inf")
 
@@ -134,7 +134,7 @@ class AdmissionController:
     def evaluate(
         self, state: RequestState, query: PlacementQuery, decision: PlacementDecision, now_s: float
     ) -> AdmissionDecision:
-        """Whether a request that would be placed so is let in."""
+        """Whether a request with this placement is admitted."""
         if not self._is_predictive or not decision.options or state.placed_at_s is not None:
             return _NOT_EVALUATED
         option = decision.options[0]
@@ -236,7 +236,7 @@ class AdmissionController:
 
     def enqueue(self, state: RequestState, now_s: float) -> None:
         """It waits for its turn."""
-        assert state.queued_request is not None, "nobody is held who was not asked about"
+        assert state.queued_request is not None, "a request is queued without an admission decision"
         self.wait_queue.add(state.band, state.queued_request, now_s)
 
     def remove(self, state: RequestState, now_s: float) -> None:
@@ -456,9 +456,9 @@ class WaitQueue:
         """... and for how long they did: both on a clock that stops while the queue is empty.
         """
         self._arrived_work: dict[PriorityBand, DecayedSum] = {}
-        """Work that was let in or held, by band."""
+        """Admitted or queued work, by band."""
         self._wait_inflation: dict[PriorityBand, float] = {}
-        """How much longer than predicted turns are taken to last; 1 where nothing is said."""
+        """How much longer than predicted turns are taken to last; 1 by default."""
         self._misprediction_rates: dict[PriorityBand, float] = {}
         """How unreliable predictions for waiting requests are, from 0, which is not stored, to
         1."""

@@ -270,5 +270,5 @@ class PendingRequests:
         assert not both, f"{both} wait for a replica and for their turn"
         is_scheduled = self.head_retry_at_s is not None
         assert is_scheduled == bool(self.admission.wait_queue), (
-            "somebody is not tried, or nobody is"
+            "the retry timer and the wait queue differ"
         )

@@ -23,7 +23,7 @@ from baton.policy.admission.rate_limits import TenantRates, TokenBucket
 _DEMAND_WINDOW_S = 10.0
 """Over which it is seen what tenants ask for: several rounds of dealing limits out."""
 _MIN_RETRY_AFTER_S = 1.0
-"""A refused client is not told to come back sooner."""
+"""A rejected client gets no shorter Retry-After."""
 _NEXT_SHARE_S = 2.0
 """Where a share is nothing at all, the next one is soon dealt."""
 _MEAN_WINDOW_REQUESTS = 50

@@ -728,7 +728,7 @@ class RequestLifecycle:
     ) -> None:
         """End a request whose leg an engine has refused; no replica is to blame.
 
-        With `is_invalid` it is the request that is wrong, which its client is told; unless an
+        With `is_invalid` the request is wrong, and its client gets that error; unless an
         engine has given tokens of it, which finds nothing wrong with it.
         """
         outcome = LegOutcome.REJECTED if is_invalid else LegOutcome.FAILED

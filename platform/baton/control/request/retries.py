@@ -108,7 +108,7 @@ class RetryPolicy:
         self._budget.reconfigure(limits.recovery.retry_budget)
 
     def on_arrival(self, now_s: float) -> None:
-        """A request is let in, of which retries are a share."""
+        """A request is admitted; retries are limited to a share of these."""
         self._budget.record_arrival(now_s)
 
     def on_retry(self, retry: Retry) -> None:

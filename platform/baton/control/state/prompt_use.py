@@ -109,7 +109,7 @@ class SharedPrompts:
         """The usage to report to the client of a request with these counts.
 
         Args:
-            request: The request, of which nothing was told yet.
+            request: The request, of which nothing was reported yet.
             use: The counts of its own legs.
             block_size_tokens: Of the engine that runs it.
         """

@@ -162,7 +162,7 @@ class RequestState:
     was_hedged: bool = False
     """Whether another replica would be quicker was looked at, which is done once."""
     prompt_use: PromptUse | None = None
-    """How much of its prompt was cached; None while no leg has said so."""
+    """How much of its prompt was cached; None while no leg has reported it."""
     first_token_due_at_s: float = float("inf")
     """When the current placement should have brought its first token."""
     first_token_at_s: float | None = None
@@ -173,7 +173,7 @@ class RequestState:
     charge: Charge | None = None
     """Its tenant's charge for it; None before that."""
     queued_request: QueuedRequest | None = None
-    """Its place in line; None while it was not asked whether it is let in."""
+    """Its place in the queue; None before its admission decision."""
     band: PriorityBand = _NO_BAND
     accepted_at_s: float = 0.0
     replica_wait_s: float = 0.0
@@ -344,7 +344,7 @@ class RequestState:
         request_id, is_queued = self.request_id, self.phase is Phase.QUEUED
         running_id = None if self.current_leg is None else self.current_leg.leg.leg_id
         assert running_id == self.leg_id, (
-            f"{request_id}: the story is of leg {running_id}, not {self.leg_id}"
+            f"{request_id}: the record is of leg {running_id}, not {self.leg_id}"
         )
         assert is_queued or self.phase in RUNNING_PHASES, f"{request_id} rests in {self.phase}"
         assert is_queued == (self.leg_id is None), f"{request_id}: leg and phase differ"

@@ -1,4 +1,4 @@
-"""The one number by which a refused client is told when to come back.
+"""The delay after which a rejected client may retry.
 
 `retry_after_seconds` rounds every wait in seconds (HTTP's `Retry-After`, the text of an error, an
 entry of a gate's map), so that no two of them differ.

@@ -297,7 +297,7 @@ async def _wait_for_disconnection(reader: asyncio.StreamReader) -> str:
         data = await reader.read(1)
     except OSError as error:
         return f"broke off: {error}"
-    return "said something unasked" if data else "broke off"
+    return "sent an unexpected answer" if data else "broke off"
 
 
 async def _wait_set(event: asyncio.Event) -> None:

@@ -225,7 +225,7 @@ def _network_values() -> Mapping[str, Value | Section]:
                 ),
                 "annotations": Value(
                     comment="Its annotations. Raise the controller's limits: of bodies to"
-                    " config.admission.max_body, of a silent stream to a minute and more.",
+                    " config.admission.max_body, of an idle stream to a minute and more.",
                     default={},
                     schema=_TEXT_MAP,
                 ),

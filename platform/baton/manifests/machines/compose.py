@@ -38,7 +38,7 @@ def compose_files(config: DeploymentConfig, settings: ManifestSettings) -> Mappi
         )
     if config.observability.metrics.port == 0:
         raise CannotExport(
-            "observability.metrics.port is 0, any that is free: Prometheus could not be told",
+            "observability.metrics.port is 0, any that is free: Prometheus needs a fixed port",
             "give the port a number, as 9400",
         )
     dashboard_files = {

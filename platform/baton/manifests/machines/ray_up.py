@@ -173,7 +173,7 @@ def _replicas_per_instance(
         raise CannotExport(
             f"pools.{group.name}: a node is to have {group.gpus} GPUs and {group.cpus} CPUs, and"
             f" {instance_type.name} has {_GPUS_PER_INSTANCE} and {instance_type.cpus}",
-            "give fewer with --gpus-per-node or resources.cpus, or write the node type by hand",
+            "give fewer with --gpus-per-node or resources.cpus, or edit the node type",
         )
     if group.nodes_per_replica > 1:
         return 1
@@ -207,8 +207,8 @@ def _find_instance_type(group: NodeGroup, accelerator: str | None) -> InstanceTy
     if accelerator is None or accelerator not in INSTANCE_TYPES:
         raise CannotExport(
             f"pools.{group.name}: no machine is known with the accelerator {accelerator}",
-            f"set resources.accelerator to one of {', '.join(INSTANCE_TYPES)}, or write the"
-            " node type by hand",
+            f"set resources.accelerator to one of {', '.join(INSTANCE_TYPES)}, or edit the"
+            " node type",
         )
     return INSTANCE_TYPES[accelerator]
 

@@ -125,7 +125,7 @@ class EngineTimings:
         """Whether that mean is learned rather than assumed."""
         return self._output_lengths.is_known(max_tokens)
 
-    # ---------------------------------------------------------------- told by the coordinator
+    # ---------------------------------------------------------------- calls of the coordinator
 
     def observe(self, facts: ReplicaFacts, load: Load, now_s: float) -> None:
         """Learn from a replica's load report."""

@@ -1,1 +1,1 @@
-"""Whether a request is let in, by objectives and rate limits."""
+"""Admission of requests, by objectives and rate limits."""

@@ -40,7 +40,7 @@ late that it must come back, a rejected one at once."""
 
 
 class AdmissionPolicy(StrEnum):
-    """How it is decided who is let in."""
+    """Options of admission."""
 
     PREDICTED = "predicted"
     """By the time to first token and the pace that a request is predicted to get."""
@@ -99,7 +99,7 @@ class AdmissionForecast(NamedTuple):
     unqueued_ttft_s: float
     """To its first token from when its prompt is begun."""
     engine_queue_s: float
-    """Until its prompt is begun, in the engine, if it is let in now."""
+    """Until its prompt is begun, in the engine, if it is admitted now."""
     current_step_s: float = 0.0
     """Of that, what no queue is: the rest of the step that the engine is in."""
     queue_wait_s: float | None = None
@@ -120,7 +120,7 @@ class AdmissionForecast(NamedTuple):
 
 
 class Admit(NamedTuple):
-    """It is let in."""
+    """The request is admitted."""
 
     reason: AdmissionReason
 

@@ -40,7 +40,7 @@ class DecodeForecast(NamedTuple):
 
 
 class IncomingRequest(NamedTuple):
-    """A request that is about to be let in."""
+    """A request that is about to be admitted."""
 
     horizon_s: float
     """Until its prompt is computed."""

@@ -171,7 +171,7 @@ class FairQueue:
         queued_ids = sorted(
             waiting_id for flow in self._flows.values() for _, _, waiting_id in flow.queue
         )
-        assert queued_ids == sorted(self._waiting), "lines hold others than those who wait"
+        assert queued_ids == sorted(self._waiting), "lines and waiting requests differ"
         for name, flow in self._flows.items():
             work_values_s = [self._waiting[waiting_id][0].work_s for _, _, waiting_id in flow.queue]
             assert abs(flow.queued_work_s - sum(work_values_s)) <= 1e-6 * (

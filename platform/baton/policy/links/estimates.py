@@ -340,7 +340,7 @@ class LinkTable:
         replica_ids = set(self._by_target)
         replica_ids |= {source_id for sources in self._by_target.values() for source_id in sources}
         assert replica_ids <= self._members, (
-            f"remembered of strangers: {sorted(replica_ids - self._members)}"
+            f"estimates of replicas that are not members: {sorted(replica_ids - self._members)}"
         )
 
     # ---------------------------------------------------------------- inside

@@ -98,7 +98,7 @@ class TimingEstimates(Protocol):
         ...
 
     def stream_context(self, view: ReplicaView) -> float | None:
-        """How many tokens each stream on this replica attends to; None: it has not said."""
+        """How many tokens each stream on this replica attends to; None: not reported."""
         ...
 
     def expected_output_tokens(self, max_tokens: int) -> float:

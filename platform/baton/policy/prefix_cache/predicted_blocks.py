@@ -37,7 +37,7 @@ class Prediction:
     removals_before: int = 0
     """Of the replica, when the prediction was made."""
     is_confirmed: bool = False
-    """The replica has said how much of it was cached."""
+    """The replica has reported how much of it was cached."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

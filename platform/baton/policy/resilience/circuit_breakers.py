@@ -17,7 +17,7 @@ as the longest pause. A replica that is *gone*, or was not heard of, is tripped 
 tried as soon as it is back: its absence was the first pause. So a replica that comes and goes is
 left alone for longer each time.
 
-Time is told in seconds with every call and never goes back. Circuits are remembered for a while
+Every call passes the time in seconds, which never goes back. Circuits are remembered for a while
 after their replica has gone, a bounded number of them.
 """
 
@@ -134,7 +134,7 @@ class CircuitBreakers:
             if state.open_until_s is not None and now_s < state.open_until_s:
                 yield replica_id, state.open_until_s
 
-    # ---------------------------------------------------------------- told of legs
+    # ---------------------------------------------------------------- events of legs
 
     def on_leg_started(self, replica_id: str, leg_id: str) -> None:
         """A leg was sent to a replica."""
@@ -177,12 +177,12 @@ class CircuitBreakers:
         return True
 
     def on_leg_ended(self, replica_id: str, leg_id: str) -> None:
-        """A leg has ended, in whichever way; to be told after all else of it."""
+        """A leg has ended, in any way; to be called after its other events."""
         state = self._states.get(replica_id)
         if state is not None:
             state.trials.discard(leg_id)
 
-    # ---------------------------------------------------------------- told of replicas
+    # ---------------------------------------------------------------- events of replicas
 
     def half_open_all(self, now_s: float) -> None:
         """Let every replica be tried now: the reason of the open circuits was not theirs."""

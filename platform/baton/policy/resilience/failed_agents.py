@@ -32,7 +32,7 @@ class AgentRules:
 
 
 class PullHistory(NamedTuple):
-    """Results of probes of one pair, as far as they judge its target."""
+    """Results of probes of one pair, as far as they concern its target."""
 
     source_id: str
     consecutive_failures: int
@@ -103,8 +103,8 @@ def choose_replacement(
     Args:
         suspects: Targets whose agents are taken for broken.
         targets: How many there are in all.
-        last_notified: The last replica that was told, which may not have heard it.
-        since_last_s: Since that; None: none was told yet.
+        last_notified: The last replica that was notified, which may not have got it.
+        since_last_s: Since that; None: none was notified yet.
         rules: How many may be replaced, and how often.
     """
     if not suspects or len(suspects) > max(1.0, targets * rules.max_suspect_fraction):

@@ -117,7 +117,7 @@ class LivenessTracker:
         return replica_id in self._suspects
 
     def unresponsive(self, now_s: float) -> Iterator[str]:
-        """Suspects that have said nothing for as long as is borne; to be asked after a look."""
+        """Suspects whose heartbeat timeout has passed; to be called after a check."""
         for replica_id in sorted(self._suspects):
             if now_s - self._last_heartbeat_at_s[replica_id] >= self._heartbeat_timeout_s:
                 yield replica_id

@@ -52,7 +52,7 @@ class _Slot:
 
 
 class RetryBudget:
-    """One coordinator's; time is told with every call, and never goes back."""
+    """One coordinator's; every call passes the time, which never goes back."""
 
     def __init__(self, options: RetryOptions | None = None) -> None:
         self.denied = 0
@@ -99,7 +99,7 @@ class RetryBudget:
     def check_integrity(self) -> None:
         """Raise AssertionError when the sums are not those of the slots."""
         assert self._arrivals == sum(slot.arrivals for slot in self._slots), "arrivals differ"
-        assert self._retries == sum(slot.retries for slot in self._slots), "second tries differ"
+        assert self._retries == sum(slot.retries for slot in self._slots), "retries differ"
         assert len(self._slots) <= _SLOTS, "slots are kept that are over"
 
     def _slot(self, now_s: float) -> _Slot:

@@ -22,7 +22,7 @@ class GpuClaim:
     draining_replicas: int = 0
     """Replicas that drain: they still hold their GPUs."""
     is_overridden: bool = False
-    """An operator has said so: it comes first, and is the last to be taken from."""
+    """An operator's override: it comes first, and is the last to be taken from."""
 
 
 def apply_gpu_budget(claims: Iterable[GpuClaim], budget: float | None) -> Mapping[str, int]:

@@ -36,7 +36,7 @@ class ScalingReason(StrEnum):
     ORACLE = "oracle"
     """The future was known (simulated only)."""
     OVERRIDE = "override"
-    """An operator has said so."""
+    """An operator's override."""
     PAUSED = "paused"
     """Something could not be seen, so nothing is changed."""
 

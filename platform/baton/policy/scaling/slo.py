@@ -103,7 +103,7 @@ class _Need:
 
     @property
     def greatest(self) -> float | None:
-        """Of all; None when nothing can be said."""
+        """Of all; None when there is no estimate."""
         return None if self.current is None else max(self.without_forecast, self.forecast)
 
     @property
@@ -363,7 +363,7 @@ class SloPolicy:
         """Whether nothing has been asked for, and nothing has run, for a whole window.
 
         The window begins when a start under way is over: the client that it is for may have left,
-        and come back when it is told to. A start that takes three times as long as others does not
+        and come back when ordered. A start that takes three times as long as others does not
         count.
         """
         service = observation.service

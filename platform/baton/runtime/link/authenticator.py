@@ -70,7 +70,7 @@ class ZapAuthenticator:
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 
-    # ------------------------------------------------------------------ who may speak
+    # ------------------------------------------------------------------ authentication
 
     def _open_zap_channel(
         self, context: zmq.Context[zmq.Socket[bytes]], keys: FleetKeys, options: LinkOptions
@@ -147,7 +147,7 @@ class ZapAuthenticator:
         """Stop watching; call before the guarded socket is closed. Idempotent."""
         if self._closed:
             return
-        self._drain()  # a full monitor would hold up ZMQ, which then could not be told to stop
+        self._drain()  # a full monitor would hold up ZMQ, which then could not be stopped
         self._closed = True
         if self._recount_timer is not None:
             self._recount_timer.cancel()

@@ -152,7 +152,7 @@ _Decoded = TypeVar("_Decoded")
 
 
 class ProtocolMismatch(BadFrame):
-    """The peer speaks another version of this protocol."""
+    """The peer uses another version of this protocol."""
 
     def __init__(self, kind: bytes, peer_version: int) -> None:
         super().__init__(kind, mismatch_message(peer_version=peer_version))
@@ -163,7 +163,7 @@ class ProtocolMismatch(BadFrame):
 def mismatch_message(*, peer_version: int, own_version: int = PROTOCOL_VERSION) -> str:
     """Return one line for an operator."""
     return (
-        f"the peer speaks fleet link protocol {peer_version}, this side speaks {own_version};"
+        f"the peer uses fleet link protocol {peer_version}, expected {own_version};"
         " run the same version of baton on every node"
     )
 

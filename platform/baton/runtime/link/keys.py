@@ -1,4 +1,4 @@
-"""The keys of one deployment's fleet links: only their owners may speak on a link.
+"""The keys of one deployment's fleet links: only their owners may use a link.
 
 Theory of operation: CURVE (ZMQ's CurveZMQ, by libsodium) encrypts and authenticates links. All
 replicas of a deployment have one key pair, and all its coordinators another. A coordinator must

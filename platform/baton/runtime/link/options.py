@@ -34,7 +34,7 @@ class LinkOptions:
     max_coordinators: int = 1024
     """Sessions that one replica serves at a time."""
     keys: FleetKeys | None = field(default=None, repr=False)
-    """Keys of the deployment. None: any peer may speak, unencrypted; for tests alone."""
+    """Keys of the deployment. None: any peer may connect, unencrypted; for tests alone."""
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:

@@ -206,7 +206,7 @@ class LinkServer:
     def change_role(self, role: Role) -> bool:
         """Tell every coordinator the replica's new role; False without a change.
 
-        A session that cannot be told is dropped: the next begins with the present facts.
+        A session that cannot be notified is dropped: the next begins with the present facts.
         """
         if role is self._facts.role:
             return False

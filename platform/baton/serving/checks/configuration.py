@@ -60,12 +60,12 @@ _GROUP_OTHER_BITS = 0o077
 _UCX_DEVICES_VARIABLE = "UCX_NET_DEVICES"
 _NIC_MAPPING_VARIABLE = "VLLM_GPU_NIC_PCIE_MAPPING"
 _NIC_SELECTION_VARIABLE = "VLLM_NIC_SELECTION_VARS"
-_MEMORY = Topic("memory", "a machine without memory kills whoever asks for more")
-_GPUS = Topic("GPUs", "replicas wait for devices that are not there, for ever")
+_MEMORY = Topic("memory", "a machine without memory kills the process that asks for more")
+_GPUS = Topic("GPUs", "replicas wait forever for devices that are not there")
 _NICS = Topic("network cards", "eight GPUs that share one card pull at an eighth each")
 _MODEL = Topic("model", "engines end at once when there are no weights")
 _PORTS = Topic("ports", "two programs cannot listen on one port")
-_SECRETS = Topic("token and key files", "whoever reads a token is let in with it")
+_SECRETS = Topic("token and key files", "any reader of a token has access with it")
 _KEYS = Topic("API keys", "callers are known by their keys")
 _TLS = Topic("TLS files", "without a certificate that can be read, no client connects")
 _ARGUMENTS = Topic("API arguments", "an ingress does not start with an unknown argument")
@@ -313,7 +313,7 @@ def check_exposure(config: DeploymentConfig) -> Check:
         return _EXPOSURE.passed(f"only this machine reaches {address}")
     if allows_anonymous(config):
         return _EXPOSURE.warned(
-            f"whoever reaches {address} is served without a key",
+            f"{address} serves every client, without a key",
             "give tenants keys with 'baton keys create', or set server.host to 127.0.0.1",
         )
     if tls.cert_file is None and not tls.required:
@@ -322,7 +322,7 @@ def check_exposure(config: DeploymentConfig) -> Check:
             "set security.tls.cert_file and key_file, or end TLS on this machine and refuse the"
             " rest with security.tls.required",
         )
-    return _EXPOSURE.passed(f"whoever reaches {address} needs a key, and it comes by TLS")
+    return _EXPOSURE.passed(f"clients of {address} need a key, and it comes by TLS")
 
 
 def cluster_checks(
@@ -333,7 +333,7 @@ def cluster_checks(
     With an autoscaler, only resources that no node will ever bring are missing.
     """
     yield from node_version_checks(config, facts.versions)
-    topic = Topic("resources", "replicas wait for resources that no node has, for ever")
+    topic = Topic("resources", "replicas wait forever for resources that no node has")
     missing = (
         missing_resources(config, facts)
         if capacity is None
@@ -464,7 +464,7 @@ def check_ray_auth(
         gcs_address: Of the store of Ray's head.
         is_allowed: Whether the configuration allows an open Ray; None without one.
     """
-    topic = Topic("Ray's door", "whoever Ray lets in runs code, and reads every key")
+    topic = Topic("Ray access", "every client of Ray can run code and read every key")
     if isinstance(auth, UnknownFact):
         return topic.skipped(auth.reason)
     if auth == "guarded":
@@ -472,16 +472,16 @@ def check_ray_auth(
     if auth != "open":
         return topic.skipped(f"{gcs_address}: {auth}")
     problem = (
-        f"the Ray cluster at {gcs_address} lets in whoever reaches it, and whoever it lets in runs"
-        " code on every node"
+        f"the Ray cluster at {gcs_address} accepts connections without a token, and its clients"
+        " can run code on every node"
     )
     if is_allowed:
-        return topic.warned(problem, "cluster.allow_open says that this is meant")
+        return topic.warned(problem, "cluster.allow_open permits it")
     fix = (
         "start Ray with RAY_AUTH_MODE=token on every node, and give each the token's file with"
         " mode 600"
     )
     if is_allowed is not None:
-        fix += ", or say that it is meant: cluster.allow_open: true"
+        fix += ", or permit it with cluster.allow_open: true"
     make_check = topic.warned if is_loopback_address(gcs_address) else topic.failed
     return make_check(problem, fix)

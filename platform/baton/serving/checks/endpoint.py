@@ -38,7 +38,7 @@ REQUEST_TIMEOUT_S = 12.0
 """For one token; a prompt of one token takes milliseconds."""
 TLS_TIMEOUT_S = 3 * _CONNECT_TIMEOUT_S
 WARNING_S = 14 * 86_400.0
-"""Time before an expiry from which it is told."""
+"""Time before an expiry at which the warning begins."""
 CRITICAL_S = 2 * 86_400.0
 _NOT_YET_VALID, _EXPIRED, _HOST_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 62, 64
 """X509_V_ERR_* of a failed verification. Source: OpenSSL, x509_vfy.h."""
@@ -129,7 +129,7 @@ def connection_problem(error: BaseException) -> str:
     if isinstance(cause, ssl.SSLError) and "CERTIFICATE_REQUIRED" in str(cause).upper():
         return _ASKS_FOR_CERTIFICATE
     if isinstance(cause, ssl.SSLError) and "WRONG_VERSION_NUMBER" in str(cause):
-        return "it does not speak TLS: it answers in plain HTTP"
+        return "it does not use TLS: it answers in plain HTTP"
     return last_line(f"{type(cause).__name__}: {cause}")
 
 
@@ -166,7 +166,7 @@ def probe_tls(url: str, client: Client) -> TlsFact | UnknownFact | None:
 def check_tls(tls: TlsFact | UnknownFact | None, client: Client, *, now_s: float) -> Check:
     """Whether clients can trust the endpoint's certificate, and for how long."""
     if tls is None:
-        return _TLS.skipped("the endpoint speaks plain HTTP")
+        return _TLS.skipped("the endpoint uses plain HTTP")
     if isinstance(tls, UnknownFact):
         return _TLS.failed(tls.reason, "see the files of security.tls, and 'baton logs --ingress'")
     starts_in_s = tls.certificate.starts_at_s - now_s

@@ -1,4 +1,4 @@
-"""Gathers the facts that checks judge: of this machine, a configuration's files, and a cluster.
+"""Gathers the facts that checks evaluate: of this machine, a configuration's files, and a cluster.
 
 Facts that may take long have a deadline each, and are gathered side by side. Guards of couplings
 import vLLM, Ray Serve and NIXL, so they run in a process of their own. An import takes seconds and
@@ -85,18 +85,18 @@ _IMPORTED = ("torch", "ray", "vllm", "nixl", INGRESS_IMPORT)
 _IMPORT_SCRIPT = """
 import importlib, json, os, sys
 os.nice(10)
-told = {}
+results = {}
 for name in sys.argv[1:]:
     try:
         module = importlib.import_module(name)
-        said = {"version": str(getattr(module, "__version__", ""))}
+        facts = {"version": str(getattr(module, "__version__", ""))}
         if name == "torch":
-            said["cuda_version"] = module.version.cuda
-        told[name] = said
+            facts["cuda_version"] = module.version.cuda
+        results[name] = facts
     except BaseException as error:
         lines = [line for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
-        told[name] = {"problem": lines[-1].strip()[:300]}
-print("\\n" + json.dumps(told))
+        results[name] = {"problem": lines[-1].strip()[:300]}
+print("\\n" + json.dumps(results))
 """
 _COUPLING_TABLES: Final = {
     "vLLM": "baton.engine.vllm.patches.table",

@@ -62,8 +62,7 @@ def check_versions(
     """
     topic = Topic(
         "versions",
-        "baton speaks vLLM's engine protocol and uses parts of Ray Serve that change with"
-        " each version",
+        "baton uses vLLM's engine protocol and parts of Ray Serve that change with each version",
     )
     summary = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in packages)
     missing = [name for name in packages if versions.get(name) is None]
@@ -90,7 +89,7 @@ def _check_imports(machine: MachineSnapshot) -> Check:
     if isinstance(machine.imports, UnknownFact):
         make_check = topic.warned if machine.imports.is_late else topic.failed
         return make_check(
-            machine.imports.reason, 'try by hand: python -c "import torch, ray, vllm, nixl"'
+            machine.imports.reason, 'run the import: python -c "import torch, ray, vllm, nixl"'
         )
     problems = {name: result.problem for name, result in machine.imports.items() if result.problem}
     if len(problems) > 1:
@@ -168,14 +167,14 @@ def check_driver(machine: MachineFacts) -> Check:
         problem = Finding.from_line(reason)
         return topic.failed(problem.found, problem.fix)
     if machine.driver_cuda is None:
-        return topic.warned("it does not say which CUDA it speaks", "look at 'nvidia-smi'")
-    return topic.passed(f"it speaks CUDA {machine.driver_cuda[0]}.{machine.driver_cuda[1]}")
+        return topic.warned("its CUDA version is unknown", "look at 'nvidia-smi'")
+    return topic.passed(f"it supports CUDA {machine.driver_cuda[0]}.{machine.driver_cuda[1]}")
 
 
 def _check_kernels(machine: MachineSnapshot) -> Check:
     topic = Topic(
         "kernels",
-        "without compilers vLLM does without FlashInfer's and DeepGEMM's kernels, in silence",
+        "without compilers vLLM does without FlashInfer's and DeepGEMM's kernels, without an error",
     )
     if not machine.gpus:
         return topic.passed("there are no GPUs")

@@ -146,7 +146,7 @@ def check_declared(config: DeploymentConfig, *, warn: Warn) -> None:
 
 
 def _check_access(config: DeploymentConfig) -> Check:
-    """Whether Ray lets in other machines; on loopback none reaches it, and it is not asked."""
+    """Whether Ray accepts other machines; on loopback none reaches it, and it is not checked."""
     address = get_gcs_address()
     auth = "guarded" if is_loopback_address(address) else probe_ray_auth(address)
     return check_ray_auth(auth, address, is_allowed=config.cluster.allow_open)

@@ -393,10 +393,10 @@ def check_store_address(address: str) -> None:
         return  # on a busy machine, the store may take longer
     if greeting[_FRAME_TYPE : _FRAME_TYPE + 1] != _SETTINGS:
         listener = "an HTTP server" if greeting.startswith(b"HTTP/") else "another program"
-        silence = "" if greeting else f"; it said nothing for {_GREETING_TIMEOUT_S:g} s"
+        no_reply = "" if greeting else f"; no reply in {_GREETING_TIMEOUT_S:g} s"
         raise ClusterFailed(
             f"--address: got {address}, where {listener} listens, expected the store of a Ray"
-            f" cluster{silence}",
+            f" cluster{no_reply}",
             remedy,
         )
 

@@ -55,7 +55,7 @@ def join_instructions(
     if labels:
         command += ["--labels", ",".join(labels)]
     lines = [
-        f"# Joins the deployment at {state.http_url}. Who has the token below owns its cluster.",
+        f"# Joins the deployment at {state.http_url}. The token below controls its cluster.",
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())),
         shlex.join(command),
     ]

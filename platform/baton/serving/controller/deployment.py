@@ -260,7 +260,7 @@ class ControllerService:
         log_event(_LOGGER, logging.INFO, event, fields)
         new_state = self._loop.states.get(pool)
         if new_state is None:
-            reason = f"Ray Serve has not said yet how many replicas pool {pool!r} has"
+            reason = f"Ray Serve has not reported yet how many replicas pool {pool!r} has"
             return {"rejected": reason, "remedy": "what was asked for holds; see 'baton status'"}
         override = self._loop.overrides().get(pool)
         now_s = self._clock.now_s()

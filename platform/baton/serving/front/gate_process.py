@@ -86,7 +86,7 @@ class GateProcess:
         except TimeoutError:
             pass
         if not await self._is_responding():
-            output = self._process.tail()[-500:] or "it said nothing"
+            output = self._process.tail()[-500:] or "no output"
             await self.close()
             raise EngineStartFailed(
                 f"the gate before the frontend did not start: {output}",
@@ -157,7 +157,7 @@ class GateProcess:
         answer = await self._query(command)
         if answer.strip():
             # Never the command: it may hold a digest.
-            raise LinkFailed("gate", f"HAProxy did not do as it was told: {answer.strip()[:200]}")
+            raise LinkFailed("gate", f"HAProxy rejected a command: {answer.strip()[:200]}")
 
     async def _is_responding(self) -> bool:
         try:

@@ -43,7 +43,7 @@ def harden_front(
     if haproxy is None:
         if tls != TlsConfig():
             raise ClusterFailed(
-                "security.tls is set, and without HAProxy nothing here speaks TLS or asks for it",
+                "security.tls is set, and without HAProxy nothing here terminates or requires TLS",
                 "install ray[serve] on Linux, or end TLS before baton and remove security.tls",
             )
         return {}

@@ -25,7 +25,7 @@ from baton.serving.front.data_path import port_is_free
 
 DEPLOYMENT_VARIABLE = "BATON_GATE_OF"
 """The variable with which gates recognize gates of their deployment."""
-_PORT_IN_USE_REMEDY = "stop whoever listens there, or set server.port"
+_PORT_IN_USE_REMEDY = "stop the program that listens there, or set server.port"
 
 
 def reserve_port(host: str, port: int) -> socket.socket:

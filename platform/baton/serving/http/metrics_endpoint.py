@@ -67,8 +67,8 @@ class MetricsRenderer:
         except Exception:
             if not self._error_logged:
                 self._error_logged = True
-                _LOGGER.exception("metrics cannot be told")
-            return Response("metrics cannot be told, see the log\n", status_code=500)
+                _LOGGER.exception("metrics cannot be rendered")
+            return Response("metrics cannot be rendered, see the log\n", status_code=500)
         self._error_logged = False
         return Response(text, headers={"content-type": content_type})
 

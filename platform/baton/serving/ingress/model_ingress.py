@@ -494,7 +494,7 @@ def _permanent_pools(config: DeploymentConfig) -> list[str]:
 class FleetWatch:
     """Connects new members, drains those that leave, and forgets lost replicas.
 
-    A replica that leaves the membership was told to stop, but may still finish streams. Its link
+    A replica that leaves the membership is stopping, but may still finish streams. Its link
     stays until it breaks; the replica gets no new work.
     """
 

@@ -113,7 +113,7 @@ class _Handler(socketserver.StreamRequestHandler):
             return {"answer": self._execute(json.loads(request_line))}
         except OperatorError as error:
             return _error_answer(error)
-        except Exception as error:  # a boundary: the client is told, and it is logged
+        except Exception as error:  # a boundary: the client gets the error, and it is logged
             _LOGGER.exception("a control command failed")
             return _error_answer(NotRunning(f"{type(error).__name__}: {error}", "see 'baton logs'"))
         finally:

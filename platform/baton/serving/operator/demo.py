@@ -25,7 +25,7 @@ PROMPTS = (
 _MAX_TOKENS = 48
 _SETTLE_S = 3.0
 """Loads reach the ingress with the next heartbeat."""
-Pulls = tuple[int, float]
+PullTotals = tuple[int, float]
 """Bytes, and seconds."""
 
 
@@ -48,7 +48,7 @@ class RequestResult:
 def send_prompts(
     deployment: LocalDeployment, model: str, progress: Progress
 ) -> list[RequestResult]:
-    """Send the prompts one after the other, so that counters can be told apart."""
+    """Send the prompts one after the other, so that counters can be distinguished."""
     results = []
     for number, prompt in enumerate(PROMPTS, start=1):
         result = _send_prompt(deployment, model, number, prompt)
@@ -163,7 +163,7 @@ def _request_report(request_id: str) -> Mapping[str, object]:
     return {}
 
 
-def _transfers() -> dict[str, Pulls]:
+def _transfers() -> dict[str, PullTotals]:
     """All pulls so far of each replica, as decode engines counted them."""
     (report, *_) = query_all(INGRESS, "status")
     rows = cast("list[Mapping[str, float]]", cast("Mapping[str, object]", report)["replicas"])
@@ -171,8 +171,8 @@ def _transfers() -> dict[str, Pulls]:
 
 
 def pulled_between(
-    before: Mapping[str, Pulls], after: Mapping[str, Pulls], replica_id: str
-) -> Pulls:
+    before: Mapping[str, PullTotals], after: Mapping[str, PullTotals], replica_id: str
+) -> PullTotals:
     """The pulls of one replica; none of a replica that has ended."""
     first_bytes, first_s = before.get(replica_id, (0, 0.0))
     last_bytes, last_s = after.get(replica_id, (first_bytes, first_s))

@@ -113,7 +113,7 @@ def deploy_to_cluster(
             progress("taking away again what was begun")
             try:
                 _remove_application(started_serve=started_serve)
-            except Exception as error:  # noqa: BLE001 - why it did not come up is what is told
+            except Exception as error:  # noqa: BLE001 - the reason is reported
                 progress(
                     f"it could not be taken away ({type(error).__name__}: {error});"
                     f" 'baton down --address {address}' does it"
@@ -175,12 +175,12 @@ def _check_supported(config: DeploymentConfig) -> None:
     findings = []
     if config.security.tls.cert_file is not None:
         findings.append(
-            "security.tls: Ray Serve's front on a cluster that runs already speaks no TLS; end it"
-            " before the cluster, and leave security.tls.cert_file out"
+            "security.tls: Ray Serve's front on a cluster that runs already does not use TLS; end"
+            " it before the cluster, and leave security.tls.cert_file out"
         )
     if config.server.listener is ListenerKind.INGRESS:
         findings.append(
-            "server.listener: got 'ingress', which nobody starts on a cluster that runs already;"
+            "server.listener: got 'ingress', which does not exist on a cluster that runs already;"
             " use 'ray-serve'"
         )
     if findings:

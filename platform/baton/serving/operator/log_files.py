@@ -21,7 +21,7 @@ from baton.serving.shared.names import APP, CONTROLLER, INGRESS
 _ACTOR = f":actor_name:ServeReplica:{APP}:"
 _FILE = re.compile(r"worker-[0-9a-f]+-[0-9a-f]+-(?P<pid>\d+)\.err")
 _TEXT = re.compile(
-    r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\S*) (?P<level>[A-Z]+) +(?P<said>\S.*)"
+    r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\S*) (?P<level>[A-Z]+) +(?P<text>\S.*)"
 )
 _EVENT = re.compile(r"(?P<event>\w+)(?P<fields>(?: \w+=.*)?)")
 _FIELDS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
@@ -261,11 +261,11 @@ def parse_line(text: str, source: str) -> LogLine | None:
     match = _TEXT.fullmatch(text)
     if match is None:
         return None
-    event = _EVENT.fullmatch(match["said"])
+    event = _EVENT.fullmatch(match["text"])
     return LogLine(
         timestamp=match["at"],
         level=match["level"].lower(),
-        event=match["said"] if event is None else event["event"],
+        event=match["text"] if event is None else event["event"],
         fields={}
         if event is None
         else {name: _value(text) for name, text in _FIELDS.findall(event["fields"])},

@@ -193,7 +193,7 @@ class RayClusterReader:
             except ray.exceptions.RayError as error:
                 reason = str(error).strip().rpartition("\n")[2]
                 answers[node] = self._failed[node] = ReadFailure(
-                    reason=f"nobody can read there: {reason}"
+                    reason=f"its logs cannot be read: {reason}"
                 )
         return answers
 

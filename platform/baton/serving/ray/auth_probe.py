@@ -14,8 +14,8 @@ try:
     GcsClient(address=sys.argv[1]).internal_kv_keys(b"", b"", 5)
     print("open")
 except Exception as error:
-    said = f"{type(error).__name__} {error}".lower()
-    refused = "unauthenticated" in said or "authenticationerror" in said
+    text = f"{type(error).__name__} {error}".lower()
+    refused = "unauthenticated" in text or "authenticationerror" in text
     print("guarded" if refused else f"{type(error).__name__}: {error}".splitlines()[0])
 """
 """Asks the store of Ray's head for something, without a token."""

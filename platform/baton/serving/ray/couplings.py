@@ -187,7 +187,7 @@ LOSSES: Final = Patch(
         "ray.core.generated.common_pb2:ActorDiedErrorContext.NODE_DIED",
         "ray.core.generated.common_pb2:ActorDiedErrorContext.WORKER_DIED",
     ),
-    fallback="nobody is told how a replica ended",
+    fallback="the end of a replica is not reported",
 )
 LOGS: Final = Patch(
     name="folder of logs",

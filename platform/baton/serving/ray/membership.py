@@ -7,7 +7,7 @@ the last view stands. After a failure the task looks up the controller again, an
 a controller that has restarted without its state is believed at once. It also repeats the full
 question from time to time.
 
-A replica that was told to stop leaves the view at once, long before its process ends: absence means
+A replica with an order to stop leaves the view at once, long before its process ends: absence means
 "give it no new work", not "its work is lost".
 
 Losses are replicas whose processes ended by themselves. Ray keeps dead actors in its table, with
@@ -231,7 +231,7 @@ def replica_losses(
     pools: Iterable[str],
     last_words: Callable[[int, str], str],
 ) -> tuple[ReplicaLoss, ...]:
-    """The newest losses among dead actors, newest first; replicas that were told to end are none.
+    """The newest losses among dead actors, newest first; replicas that were stopped are none.
 
     `last_words` has what a process of a pid and an address of a node left behind; empty for none.
     """
@@ -258,7 +258,7 @@ def replica_losses(
 
 
 def _cause(actor: DeadActor) -> str | None:
-    """How the process ended, if Ray knows; empty if it does not; None if it was told to end."""
+    """How the process ended, if Ray knows; empty if it does not; None if it was stopped."""
     death = actor["DeathCause"]
     if death.HasField("oom_context"):
         return "ended by Ray, for its node ran out of memory"

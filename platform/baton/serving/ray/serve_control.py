@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.05
 _RUNNING_STATES = frozenset({"RUNNING", "UPDATING", "PENDING_MIGRATION", "RECOVERING"})
-"""States of a replica that has been started and not been told to stop."""
+"""States of a replica that has been started and not been stopped."""
 _FAILED_STATUSES = {"UNHEALTHY", "DEPLOY_FAILED"}
 _REPLICA_LOST = "HEALTH_CHECK_FAILED"
 """The trigger of a deployment that lost a replica after it was ready."""
@@ -34,7 +34,7 @@ class DeploymentState:
     starting: int = 0
     """Requested and not there yet, including those that Serve is about to start."""
     stopping: int = 0
-    """Told to stop, or about to be, and still draining."""
+    """Ordered to stop, or about to be, and still draining."""
     message: str = ""
     """Serve's complaint; empty for none."""
 
@@ -179,7 +179,7 @@ async def call_all(
             response = handle.broadcast(method, *arguments)
             # Its public `results_async` keeps no answer when one of them is late.
             results: list[Any] = await response._fetch_replica_results_async()  # noqa: SLF001
-    except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, nobody answered
+    except Exception as error:  # noqa: BLE001 - a boundary: every error of Ray means no answer
         return CallResults(failures=(f"{deployment}: {_failure_reason(error, timeout_s)}",))
     calls = [asyncio.ensure_future(result.get_async()) for result in results]
     await asyncio.wait(calls, timeout=timeout_s)

@@ -342,7 +342,7 @@ class SideChannelWatch:
             async with asyncio.timeout(self._timing.timeout_s):
                 await self._check()
         except RdmaMissing:
-            pass  # it answered; peers judge the transport of blocks
+            pass  # it answered; peers check the transport of blocks
         except Exception as error:  # noqa: BLE001 - a boundary: a check that breaks has failed
             self._record_failure(f"{type(error).__name__}: {error}")
             return

@@ -238,7 +238,7 @@ def _revert_generation(
     """Make the old configuration the next generation, unless another command has written it."""
     reverted = LiveConfig(generation=generation, config=plan.old.config)
     if not deployment.commit(reverted, "reverted"):
-        return ["somebody else has applied another since"]
+        return ["another command has applied another since"]
     problems = list(
         _activate(
             deployment, reverted, {pool: plan.current_sizes[pool] for pool in plan.target_sizes}

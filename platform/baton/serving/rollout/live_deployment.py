@@ -119,7 +119,7 @@ class LiveDeployment:
             with _best_effort("the right to change what runs is kept for another minute"):
                 self._lease.release()
 
-    @_wrap_ray_errors("it cannot be told what holds")
+    @_wrap_ray_errors("the current configuration is unknown")
     def current(self) -> LiveConfig:
         """See `ApplyTarget`; without a stored generation it is the controller's.
 
@@ -453,7 +453,7 @@ class RolloutLease:
         if self._write(overwrite=False) and self._is_own(self._read()):
             return ""
         self._renewed_at_s = None
-        return "somebody who was quicker"
+        return "another command"
 
     def renew(self) -> None:
         """Renew the lease if it is held and due.

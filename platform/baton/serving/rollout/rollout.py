@@ -148,7 +148,7 @@ def run_rollout(
         options.on_progress(line)
 
     if not options.wait:
-        report_progress("all stages at once, and nobody watches")
+        report_progress("all stages at once, not watched")
         fleet.deploy_builds(plan.builds_at(len(plan.stages)))
         return RolloutResult(stages_started=len(plan.stages), stage_decisions=("not watched",))
     outcome = _run_stages(fleet, plan, replace(options, on_progress=report_progress))
@@ -209,7 +209,7 @@ def _run_stages(fleet: RolloutTarget, plan: RolloutPlan, options: RolloutOptions
             until_s = options.now_s() + options.stage_timeout_s
             initial_status = _await_initial_status(fleet, stage, until_s, options)
             if initial_status is None:
-                failure = "nobody says what runs"
+                failure = "no report of the running replicas"
                 break
             stages_started = number
             fleet.deploy_builds(plan.builds_at(number))
@@ -280,7 +280,7 @@ class _StageMonitor:
         reason = f"not replaced after {stage_s:.0f} s; see --timeout"
         if self._done_at_s is not None:
             until_s = self._done_at_s + self.options.rules.bake_s + stage_s
-            reason = f"nobody has said for {stage_s:.0f} s how they fare"
+            reason = f"no report of them for {stage_s:.0f} s"
         return f"{', '.join(self.stage)}: {reason}" if now_s >= until_s else ""
 
 
@@ -297,9 +297,9 @@ def _monitor_stage(fleet: RolloutTarget, monitor: _StageMonitor, until_s: float)
     while True:
         status, now_s = fleet.fleet_status(monitor.stage), options.now_s()
         if status is not None:
-            verdict = monitor.evaluate(status, now_s)
-            if verdict.action is not RolloutAction.HOLD:
-                return verdict
+            decision = monitor.evaluate(status, now_s)
+            if decision.action is not RolloutAction.HOLD:
+                return decision
             options.on_progress(StatusLine(monitor.describe(status, now_s)))
         if reason := monitor.timeout_reason(now_s, until_s):
             return RolloutDecision(action=RolloutAction.ROLL_BACK, reason=reason)

@@ -102,9 +102,8 @@ def _check_link_protocol(record: BuildRecord) -> None:
     """
     if record.link_protocol != PROTOCOL_VERSION:
         raise ApplyRejected(
-            f"fleet link protocol {record.link_protocol} is spoken, and this baton speaks"
-            f" {PROTOCOL_VERSION}: old and"
-            " new processes would refuse each other",
+            f"fleet link protocol: got {record.link_protocol}, expected {PROTOCOL_VERSION}: old and"
+            " new processes would reject each other",
             "nothing has changed; start a second deployment beside it and move clients there, or"
             " end this deployment and start it again",
         )

@@ -460,7 +460,7 @@ class _LeaderHandover:
     def unmet_preconditions(
         self, now_s: float, *, window_s: float, all_reported: bool
     ) -> list[str]:
-        """Why it cannot judge yet; empty when it can.
+        """Why it cannot decide yet; empty when it can.
 
         `all_reported`: all ingresses have answered by now.
         """

@@ -44,9 +44,9 @@ class ScalingPlan:
     def description(self) -> str:
         """For operators."""
         if not self.is_configured:
-            return "none is configured, pools are scaled by hand only"
+            return "none is configured, pools follow overrides only"
         if not self.is_automatic:
-            return f"{self.rule}, pools are scaled by hand only"
+            return f"{self.rule}, pools follow overrides only"
         return f"{self.rule}, dry run" if self.options.dry_run else self.rule
 
     def pool_state(self, deployment: DeploymentState) -> PoolState:

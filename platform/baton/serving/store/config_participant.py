@@ -73,7 +73,7 @@ class ConfigParticipant:
         if base_generation != self._live.generation:
             return (
                 f"generation {self._live.generation} holds here, not {base_generation}:"
-                " somebody else has applied something, look again"
+                " another command has applied a configuration, look again"
             )
         try:
             self._staged = (config, await asyncio.to_thread(self._build, config))

@@ -535,7 +535,7 @@ class CoreOutputs:
                 if self.done() or not int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
                     return
                 self._on_message(self._socket.recv_multipart(_NOBLOCK))
-        except Exception as error:  # noqa: BLE001 - as vLLM's task does; whoever takes gets it
+        except Exception as error:  # noqa: BLE001 - as vLLM's task does; the consumer gets it
             self._stop_reading(error)
         else:
             self._loop.call_soon(self._receive)

@@ -474,7 +474,7 @@ class _ReplayableBody:
         while not self.is_complete:
             try:
                 message = await self._receive()
-            except Exception as error:  # noqa: BLE001 - raised for whoever reads it again
+            except Exception as error:  # noqa: BLE001 - raised at the next read
                 self._failure = error
                 return
             self._messages.append(message)

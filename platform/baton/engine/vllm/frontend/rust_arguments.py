@@ -59,7 +59,7 @@ def unsupported_settings(
             f"the Rust frontend has no {', '.join(unsupported_routes)}, list others"
         )
     if max_messages is not None:
-        problems["admission.max_messages"] = "nobody counts them before the Rust frontend"
+        problems["admission.max_messages"] = "there is no counter before the Rust frontend"
     if media_domains:
         problems["server.allow.media_domains"] = (
             "the Rust frontend would fetch media from anywhere, so that none are taken with it"

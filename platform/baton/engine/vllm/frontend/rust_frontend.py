@@ -182,7 +182,7 @@ class RustFrontend(FleetFrontend):
 
     def _log_tail(self) -> str:
         lines = "" if self._process is None else self._process.tail()
-        return " | ".join(line.strip() for line in lines.splitlines()[-4:]) or "it said nothing"
+        return " | ".join(line.strip() for line in lines.splitlines()[-4:]) or "no output"
 
     def _on_exit(self, _code: int) -> None:
         if self._engine_server is not None:
@@ -278,7 +278,7 @@ def check_version(program: Path) -> str:
     raise EngineStartFailed(
         f"{program}: got {completed.stdout.strip()[:80]!r}, expected {PROGRAM} of a version"
         f" {' or '.join(_TESTED_VERSIONS)}*",
-        "use a version that was tried: another may speak to engines in other words",
+        "use a version that was tried: another may use another engine protocol",
     )
 
 

@@ -209,7 +209,7 @@ NOT_AN_ADMIN = Problem(
 )
 NO_KEYS = Problem(
     status=403,
-    message="nobody may administer, for no tenant has keys; give one a keys_file, and make a key"
+    message="no caller may administer, for no tenant has keys; give one a keys_file, and make a key"
     " with 'baton keys create --administer'",
 )
 SEVERAL_CLASSES = Problem(status=400, message="several x-slo-class headers differ, expected one")

@@ -34,7 +34,7 @@ def check_head(scope: Mapping[str, Any]) -> Problem | None:
     headers: Collection[tuple[bytes, bytes]] = scope["headers"]
     if scope.get("http_version", "1.1") not in _VERSIONS:
         return _reject(
-            "this version of HTTP is not spoken here, expected 1.1",
+            "this version of HTTP is not supported, expected 1.1",
             status=HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
         )
     if len(headers) > MAX_HEADERS:

@@ -1,4 +1,4 @@
-"""Requests that EngineCore itself finds invalid, told from its own failures.
+"""Requests that EngineCore itself finds invalid, distinguished from its own failures.
 
 Theory of operation: vLLM ends a request with invalid parameters, or with a grammar that does not
 compile, like its own failures, and keeps the reason in its log. Each other engine would do the

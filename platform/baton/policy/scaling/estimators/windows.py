@@ -38,7 +38,7 @@ class SlidingMax:
 class SlidingSlope:
     """How fast a value rises or falls: the line of least squares through a sliding window of time.
 
-    Until values span the window nothing is said, for two that are close say little. Of values that
+    Until values span the window there is none, for two that are close tell little. Of values that
     come more often than a hundred times a window, some are left out.
     """
 
