@@ -33,14 +33,14 @@ def open_loop(
 
 
 def closed_loop(fleet: VirtualFleet, requests: Iterator[Request], *, clients: int) -> None:
-    """Let so many clients send the next request whenever their last one has ended."""
+    """Let `clients` clients send the next request when their last one has ended."""
 
     def send_next() -> None:
         request = next(requests, None)
         if request is not None:
             fleet.send(evolve(request, arrived_at_s=fleet.timeline.now_s))
 
-    # A client sends from a moment of its own: an end may be told in the midst of another event.
+    # A client sends from a moment of its own: an end may be reported in the midst of another event.
     fleet.add_end_listener(lambda _: fleet.timeline.call_later(0.0, send_next))
     for _ in range(clients):
         fleet.timeline.call_later(0.0, send_next)

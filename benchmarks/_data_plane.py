@@ -1,8 +1,8 @@
 """The data plane of a deployment without Ray: processes of replicas, one ingress.
 
-An ingress is the one that Ray Serve would run, with either of vLLM's API servers in front; it is
-told who its replicas are, where otherwise it would ask Ray. Each process says in a line of JSON
-where it is, serves until it is told to stop, and says in another one what its metrics cost it.
+An ingress is the one that Ray Serve would run, with either of vLLM's API servers in front; it
+gets its replicas as an argument, where otherwise it would ask Ray. Each process prints as JSON
+where it is, serves until an order to stop, and prints the cost of its metrics in another line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HOST = "127.0.0.1"
 _NS = 1e-9
 _BACKLOG = 2048
 _ANSWER_FD = 100
-"""A file descriptor that nobody else uses."""
+"""A file descriptor of its own."""
 
 
 class CpuTimed:
@@ -49,7 +49,7 @@ class CpuTimed:
         self.calls = 0
         self.cpu_ns = 0
 
-    def __call__(self, argument: Any) -> Any:  # noqa: ANN401 - whatever the function takes
+    def __call__(self, argument: Any) -> Any:  # noqa: ANN401 - the arguments of any function
         started_ns = time.thread_time_ns()
         try:
             return self._function(argument)
@@ -59,7 +59,7 @@ class CpuTimed:
 
 
 class StaticMembership:
-    """Who an ingress' replicas are, told once; in place of Ray's word."""
+    """The replicas of an ingress, given once in place of Ray's table."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._notify = tell
@@ -186,7 +186,7 @@ def print_json(**facts: object) -> None:
 
 
 def redirect_stdout() -> None:
-    """Whatever else is written goes to the log: vLLM writes its log to standard output."""
+    """Other output goes to the log: vLLM writes its log to standard output."""
     os.dup2(1, _ANSWER_FD)
     os.dup2(2, 1)
 

@@ -46,7 +46,7 @@ class DataPlane:
         """From the ingress' start until it could serve; its replicas were there."""
         self.metrics: list[str] = []
         """Addresses to scrape."""
-        self.said: dict[str, float] = {}
+        self.hook_costs: dict[str, float] = {}
         """What a timed ingress has measured, once the plane has ended."""
         self._scenario = scenario
         self._names = names
@@ -62,9 +62,9 @@ class DataPlane:
             links: dict[str, str] = {}
             for begin in range(0, len(self._names), _REPLICAS_PER_PROCESS):
                 names = self._names[begin : begin + _REPLICAS_PER_PROCESS]
-                said = self._spawn("replicas", self._replica_sets, json.dumps(names))
-                links |= said["links"]
-                self.metrics += said["metrics"]
+                answer = self._spawn("replicas", self._replica_sets, json.dumps(names))
+                links |= answer["links"]
+                self.metrics += answer["metrics"]
             overrides = [f"server.api_server={self._frontend}", *self._ingress_sets]
             self.port = pick_free_port()  # now that no replica can take it
             began_s = time.monotonic()
@@ -96,7 +96,7 @@ class DataPlane:
         return sum(other.user + other.system for other in times)
 
     def idle_cpu_s_per_s(self) -> float:
-        """Cores that the ingress takes when nobody asks for anything."""
+        """Cores of the ingress without requests."""
         before, began_s = self.cpu_s(), time.monotonic()
         time.sleep(_IDLE_WINDOW_S)
         return (self.cpu_s() - before) / (time.monotonic() - began_s)
@@ -128,8 +128,8 @@ class DataPlane:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGUSR1)
             try:
-                said, _ = process.communicate(timeout=_DRAIN_TIMEOUT_S)
-                self.said |= json.loads(said or "{}")
+                output, _ = process.communicate(timeout=_DRAIN_TIMEOUT_S)
+                self.hook_costs |= json.loads(output or "{}")
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()

@@ -111,7 +111,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
         print(f"others of the same sweeps, plausible by themselves: {len(suspect)} rows, ", end="")
         print(f"TTFT, TPOT {_format_errors(ttft, tpot)}")
     for reason, count in Counter(row.reason for row in evaluation.skipped).items():
-        print(f"not judged: {count} rows: {reason}")
+        print(f"not evaluated: {count} rows: {reason}")
 
 
 def _format_errors(ttft: ErrorStats, tpot: ErrorStats) -> str:

@@ -1,8 +1,8 @@
 """A fleet as a fluid: weeks of request rates through pools of replicas, in steps of a second.
 
-Theory of operation: nobody is followed. In a step so many requests arrive, with so many tokens, and
-each pool works off what its replicas can; what they cannot waits, and whoever would wait too long
-is refused, as predicting admission does. An autoscaler (`control.autoscaler`, the live one) ticks
+Theory of operation: no request is followed by itself. In a step requests and tokens arrive,
+and each pool works off what its replicas can; the rest waits, and load that would wait too long
+is rejected, as predicting admission does. An autoscaler (`control.autoscaler`, the live one) ticks
 at its interval, sees what it would see, and its actions are carried out: starts take a cold start,
 stops drain, flips change roles at once.
 
@@ -18,7 +18,7 @@ What is assumed, and what that leaves out:
 - *Streams* share their replicas' steps. A step takes time linear in the streams of a replica; the
   most that meet the TPOT objective is what a replica takes. Contexts are of mean length.
 - Pools are walls but for flips: no prompt is deflected to a decode replica. Nothing is cached.
-- Who is admitted gets what was promised. So attainment is the share that is let in.
+- Admitted requests meet their objectives. So attainment is the share that is admitted.
 
 `benchmarks/slo.py` puts the same hours through this and through the detailed simulator.
 """
@@ -42,7 +42,7 @@ from benchmarks._fluid_watch import FluidWatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FluidOptions:
-    """How a fluid is stepped through, and what requests are promised."""
+    """Steps of the fluid, and the objectives of requests."""
 
     step_s: float = 1.0
     interval_s: float = 10.0
@@ -51,7 +51,7 @@ class FluidOptions:
     """Over which it sees rates."""
     slo: Slo = Slo(ttft_s=2.0, tpot_s=0.2)  # noqa: RUF009 - a frozen value
     margin_fraction: float = 0.1
-    """Of the TTFT objective: whoever would come nearer than this is refused."""
+    """Of the TTFT objective: requests that would come nearer than this are rejected."""
     overhead_s: float = 0.05
     """Of a TTFT: own prefill beyond its share of the queue, handoff, first decode step."""
     usable_fraction: float = 0.95
@@ -81,12 +81,12 @@ class FluidRun:
 
     arrived: float
     good: float
-    story: ScalingReport
+    scaling: ScalingReport
     timeline: tuple[FluidSample, ...]
 
     @property
     def attainment(self) -> float:
-        """The share of requests that got what was promised."""
+        """The share of requests that met their objectives."""
         return self.good / self.arrived if self.arrived else 1.0
 
 
@@ -152,7 +152,7 @@ class _Flow:
     ) -> None:
         self._options = options
         self._scaler = scaler
-        self._story = ScalingRecorder()
+        self._scaling = ScalingRecorder()
         self._fleet = FluidFleet(pools, usable_fraction=options.usable_fraction)
         self._watch = FluidWatch(
             options.slo, window_s=options.window_s, overhead_s=options.overhead_s
@@ -180,11 +180,11 @@ class _Flow:
             self._watch.saw(inflow, good, fleet, step_s)
             if not number % sample_every:
                 self._sample(now_s, inflow)
-        return self._told(len(arriving) * step_s)
+        return self._result(len(arriving) * step_s)
 
     def _tick(self, scaler: Scaler, now_s: float) -> None:
         tick = scaler.tick(self._watch.observation(self._fleet))
-        self._story.record_tick(tick)
+        self._scaling.record_tick(tick)
         for action in tick.actions:
             self._fleet.carry_out(action, now_s)
 
@@ -203,13 +203,13 @@ class _Flow:
         )
         self._since = (self._arrived, self._good)
 
-    def _told(self, span_s: float) -> FluidRun:
+    def _result(self, span_s: float) -> FluidRun:
         fleet = self._fleet
-        story = self._story.report(
+        scaling = self._scaling.report(
             span_s,
             replica_seconds=fleet.replica_seconds(span_s),
             gpus_per_replica={name: pool.gpus_per_replica for name, pool in fleet.pools.items()},
         )
         return FluidRun(
-            arrived=self._arrived, good=self._good, story=story, timeline=tuple(self._samples)
+            arrived=self._arrived, good=self._good, scaling=scaling, timeline=tuple(self._samples)
         )

@@ -1,4 +1,4 @@
-"""Pools of a fluid fleet: who is there in which role, what they can do, and what waits for them."""
+"""Pools of a fluid fleet: replicas by role, their capacity, and the work that waits for them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Members:
 
     @property
     def paid(self) -> int:
-        """Replicas that somebody pays for."""
+        """Replicas that are paid for."""
         return self.ready + len(self.ready_at_s) + len(self.gone_at_s)
 
     def count_until(self, now_s: float) -> None:
@@ -93,10 +93,10 @@ class FluidFleet:
         self._strength = _Strength()
         self._next_s = float("inf")
         self.queued_tokens = 0.0
-        """Of prompts that are let in."""
+        """Of admitted prompts."""
         self.streams = 0.0
         self._output_tokens = 1.0
-        """Of a request, on average over those that came lately."""
+        """Of a request, on average over recent arrivals."""
         self.prefill_busy = 0.0
         """Of the last step: share of the capacity that was used."""
         self.stream_share = 0.0
@@ -147,11 +147,11 @@ class FluidFleet:
         before = self._strength.streams + self._strength.mixed_streams
         self._strengthen()
         after = self._strength.streams + self._strength.mixed_streams
-        if after < before:  # who leaves, or plays another role, ends what it has by itself
+        if after < before:  # a replica that leaves or changes its role finishes its work first
             self.streams *= after / before
 
     def advance(self, now_s: float) -> None:
-        """Whoever is ready by now serves, and who has drained is gone."""
+        """Replicas that are ready by now serve; those that have drained are gone."""
         if now_s < self._next_s:
             return
         for member in self._members.values():
@@ -208,7 +208,7 @@ class FluidFleet:
 
     # ------------------------------------------------------------------ what they do
     def serve(self, inflow: Inflow, step_s: float, longest_wait_s: float) -> float:
-        """Let a step pass; how many of its requests are let in, and so get what is promised."""
+        """Let a step pass; how many of its requests are admitted, and so meet their objectives."""
         strength = self._strength
         prompts_per_s, most = strength.prefill_tokens_per_s, strength.streams
         full_per_s = strength.full_tokens_per_s

@@ -29,7 +29,7 @@ class FluidWatch:
     """Adds up what happens, and says what it was over the last window."""
 
     def __init__(self, slo: Slo, *, window_s: float, overhead_s: float) -> None:
-        """Look at requests that are promised `slo`, of which all have a TTFT of so much more."""
+        """Look at requests with the objectives `slo`, whose TTFT is longer by a constant."""
         self._slo = slo
         self._window_s = window_s
         self._overhead_s = overhead_s

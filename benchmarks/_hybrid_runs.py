@@ -47,7 +47,7 @@ class Variant:
     step_tokens: int = _DECODE_BUDGET
     """Tokens a step, of the others."""
     has_admission: bool = False
-    """Whether requests that are predicted to miss their objectives are turned away at once."""
+    """Whether requests that are predicted to miss their objectives are rejected at once."""
 
     @property
     def name(self) -> str:
@@ -141,7 +141,7 @@ def scenario(variant: Variant, objectives: Objectives, block_tokens: int) -> Sce
 
 
 def _rules_with_slo(objectives: Objectives) -> ServiceRules:
-    """Every request is promised the objectives."""
+    """Every request has the objectives."""
     slo = Slo(ttft_s=objectives.ttft_s, tpot_s=objectives.tpot_s, attainment_target=TARGET)
     return ServiceRules(slos=SloClasses(classes={DEFAULT_CLASS: slo}))
 
@@ -161,7 +161,7 @@ def run(
 
 
 def geometric_rates(lowest: float, highest: float, *, ratio: float = 1.08) -> list[float]:
-    """Rates from one to the other, each so many times the one before."""
+    """Rates from one to the other, each a constant multiple of the one before."""
     rates = [lowest]
     while rates[-1] < highest:
         rates.append(rates[-1] * ratio)

@@ -87,7 +87,7 @@ def cost(folder: Path, *, frontend: str, seed: int) -> dict[str, float]:
 
     with plane(metrics="true") as on, plane(metrics="false") as off:
         measured = uvloop.run(measure(on, off, keys, seed=seed))
-    return figures(measured, on.said)
+    return figures(measured, on.hook_costs)
 
 
 async def measure(on: DataPlane, off: DataPlane, keys: Sequence[str], *, seed: int) -> Measured:
@@ -168,8 +168,8 @@ async def scrape_cost_s(plane: DataPlane) -> float:
     return (used_s - idle_per_s * (time.monotonic() - began_s)) / _IDLE_SCRAPES
 
 
-def figures(measured: Measured, said: Mapping[str, float]) -> dict[str, float]:
-    """The figures; `said` is what the plane with metrics measured in its own hooks.
+def figures(measured: Measured, hook_costs: Mapping[str, float]) -> dict[str, float]:
+    """The figures; `hook_costs` are what the plane with metrics measured in its own hooks.
 
     `metrics_cpu_fraction` is how much more CPU the plane with metrics took, over all windows;
     `direct_cpu_fraction` is what was measured inside it: hooks, and scrapes when idle.
@@ -177,7 +177,7 @@ def figures(measured: Measured, said: Mapping[str, float]) -> dict[str, float]:
     with_s, windows = sum(measured.with_s), len(measured.with_s)
     pairs = [on / off - 1 for on, off in zip(measured.with_s, measured.without_s, strict=True)]
     # The warm-up is one window more.
-    hooks_s = (said["steps_cpu_s"] + said["requests_cpu_s"]) * windows / (windows + 1)
+    hooks_s = (hook_costs["steps_cpu_s"] + hook_costs["requests_cpu_s"]) * windows / (windows + 1)
     inside_s = hooks_s + windows * measured.scrape_s
     spread = RepeatSpread.from_values(pairs)
     return {
@@ -187,10 +187,10 @@ def figures(measured: Measured, said: Mapping[str, float]) -> dict[str, float]:
         "pairs_median": spread.median,
         "pairs_max": spread.max,
         "pairs_standard_error": statistics.stdev(pairs) / windows**0.5,
-        "us_per_step": 1e6 * said["steps_cpu_s"] / said["steps"],
-        "us_per_request": 1e6 * said["requests_cpu_s"] / said["requests"],
-        "steps": said["steps"],
-        "requests": said["requests"],
+        "us_per_step": 1e6 * hook_costs["steps_cpu_s"] / hook_costs["steps"],
+        "us_per_request": 1e6 * hook_costs["requests_cpu_s"] / hook_costs["requests"],
+        "steps": hook_costs["steps"],
+        "requests": hook_costs["requests"],
         "scrape_cpu_s": measured.scrape_s,
         "scrape_series": measured.scrape_series,
         "scrape_bytes": measured.scrape_bytes,

@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] | None = None
         self._tail = b""
         self._will_close = False
-        """Whether the server said that it closes after this response."""
+        """Whether the server closes after this response."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send small writes at once."""
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever waits is told."""
+        """Notifies the waiting task."""
         self.is_open = False
         if self._exchange is not None:
             self._finish(f"the connection was lost: {exc}")

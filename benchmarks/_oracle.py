@@ -1,4 +1,4 @@
-"""Who knows the future: the fewest replicas that any policy could have had ready in time.
+"""An oracle of the future: the fewest replicas that any policy could have had ready in time.
 
 Simulated only. What a live policy has to pay more than this is the price of not knowing.
 """
@@ -47,14 +47,14 @@ class Oracle:
     def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
         """What every pool should have."""
         groups = pool_groups(observation, self._options.bounds)
-        promise = objective_of(observation, self._variation)
+        objectives = objective_of(observation, self._variation)
         most = dict.fromkeys(groups.reference_pools(), 0.0)
         for demand in self._foreseen(observation):
             rates = TokenRates(
                 prompt_tokens_per_s=demand.prompt_tokens_per_s,
                 output_tokens_per_s=demand.output_tokens_per_s,
             )
-            needs = group_needs(groups, promise, rates, mean_tokens=demand.mean_uncached_tokens)
+            needs = group_needs(groups, objectives, rates, mean_tokens=demand.mean_uncached_tokens)
             most = {role: max(most[role], need or 0.0) for role, need in needs.items()}
         return spread(
             groups,

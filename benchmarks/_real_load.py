@@ -1,4 +1,4 @@
-"""The load on real engines: short prompts and long ones, and a client that nobody keeps waiting."""
+"""The load on real engines: short prompts and long ones, and a client that never waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.rivals.load import MODEL, PromptFiles
 
 SHORT_TOKENS, LONG_TOKENS = 64, 1500
 LONG_PROMPT_EVERY = 4
-"""One prompt of so many is long."""
+"""One prompt of this many is long."""
 MAX_TOKENS = 32
 _REQUEST_TIMEOUT_S = 60.0
 _LOAD_TIMEOUT_S = 300.0
@@ -45,7 +45,7 @@ class RequestFactory:
         self._words_per_token = 2000 * PromptFiles(model).bytes_per_token / len(sample)
 
     def draw_mixed(self, rng: random.Random, count: int) -> list[LoadRequest]:
-        """So many, one of `LONG_PROMPT_EVERY` long, in any order."""
+        """`count` prompts, one of `LONG_PROMPT_EVERY` long, in any order."""
         kinds = [number % LONG_PROMPT_EVERY == 0 for number in range(count)]
         rng.shuffle(kinds)
         return [self._draw(rng, long=long) for long in kinds]

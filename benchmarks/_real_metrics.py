@@ -18,7 +18,7 @@ from benchmarks._statistics import (
 )
 
 SEQUENTIAL, POISSON = "alone", "poisson"
-"""Loads: each request when the one before has ended; and at random, whatever is under way."""
+"""Loads: each request when the one before has ended; and at random times."""
 QUANTILES = ("p50", "p90", "p99")
 TIMES = ("ttft_s", "tpot_s")
 PERCENT = 100.0

@@ -2,7 +2,7 @@
 
     python -m benchmarks._real_proxy PORT PREFILL_URL DECODE_URL
 
-A request first goes to the prefill server for a single token, which is told to keep the prompt's
+A request first goes to the prefill server for a single token, which keeps the prompt's
 blocks for another. What it answers about them goes along when the request then goes to the decode
 server, whose stream is passed on as it comes.
 

@@ -3,7 +3,7 @@
     python -m benchmarks._real_session PROGRAMS_JSON
 
 Linux shares a core between sessions first and between processes then (`sched_autogroup_enabled`),
-and the processes of vLLM's engines wait for each other by yielding theirs, which is in vain where
+and the processes of vLLM's engines wait for each other by yielding theirs, which fails where
 the core is shared with another session. On two cores, two servers in sessions of their own stream
 many times as slowly as the same two in one. All that Ray starts is in one.
 """
@@ -22,7 +22,7 @@ from benchmarks._systems import set_parent_death_signal
 from benchmarks.rivals.stacks import Program
 
 _STOP_TIMEOUT_S = 15.0
-"""For each program; all of them take less than whoever started this waits for it."""
+"""For each program; together they take less than the caller's timeout."""
 _POLL_INTERVAL_S = 0.2
 
 

@@ -1,7 +1,7 @@
-"""Who serves the same real engines: baton, and what there is without it.
+"""The stacks that serve the same real engines: baton and the alternatives.
 
 All engines have the arguments and the environment that baton gives its own, read from the same
-scenarios. What differs is said here: vLLM's servers and Ray Serve LLM publish no cache events and
+scenarios. Their differences: vLLM's servers and Ray Serve LLM publish no cache events and
 do not time each step, both of which baton's coordinator goes by. NIXL's progress thread rests as
 long everywhere as in baton: as it comes, it would take most of a core from each of the others.
 Statistics are on in baton's engines and, by its own default, in vLLM's servers; they are off in Ray
@@ -48,7 +48,7 @@ _NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 _QUERY_TIMEOUT_S = 60.0
 
 PulledBytes = Callable[[], float | None]
-"""Bytes of KV cache that were pulled since the start; None where nobody says."""
+"""Bytes of KV cache that were pulled since the start; None where no engine reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ MODEL = "none"
 BLOCK_TOKENS = 16
 EVENT_BLOCKS = 128
 SHARED_BLOCKS = 32
-"""Of each event: a system prompt that all replicas hold. So many blocks are 512 tokens."""
+"""Of each event: a system prompt that all replicas hold. These blocks are 512 tokens."""
 LONG_EVENTS = 4
 """Events in a row of the longest stored prompt: 512 blocks, 8,192 tokens."""
 KINDS = ("full", "part", "miss")
@@ -24,7 +24,7 @@ _HASH_BITS = 60
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A fleet of so many replicas that hold so many (replica, block) pairs in all."""
+    """A fleet of this many replicas, with this many (replica, block) pairs in all."""
 
     replicas: int
     entries: int

@@ -103,15 +103,15 @@ def run(
     if finished < len(requests):
         raise UnfinishedError(f"{finished} of {len(requests)} requests finished")
     now_s = fleet.timeline.now_s
-    told = [replica.engine.load(now_s).adapters for replica in fleet.replicas.values()]
+    adapter_loads = [replica.engine.load(now_s).adapters for replica in fleet.replicas.values()]
     ttfts_s = [
         record.first_token_at_s - record.arrived_at_s
         for record in fleet.records
         if record.first_token_at_s is not None
     ]
     return {
-        "hit_fraction": sum(adapter.hits for adapter in told) / len(requests),
-        "loads": sum(adapter.loads for adapter in told),
+        "hit_fraction": sum(adapter.hits for adapter in adapter_loads) / len(requests),
+        "loads": sum(adapter.loads for adapter in adapter_loads),
         "cached_fraction": sum(record.cached_tokens or 0 for record in fleet.records)
         / sum(record.prompt_tokens for record in fleet.records),
         "ttft_p50_s": quantile(ttfts_s, 0.5),

@@ -25,7 +25,7 @@ _SETTLE_S = 1.0
 
 
 def explained(request_id: str) -> str:
-    """The story of one request of the load."""
+    """The report of one request of the load."""
     scenario = read_scenario()
     workload = replace(scenario.workloads["grouped"], requests=_REQUESTS)
     engine = scenario.engine_of(workload)

@@ -17,7 +17,7 @@ from benchmarks._routing_workloads import Workload
 from benchmarks._statistics import quantile
 
 _JOIN_LEAD_S = 1.0
-"""Before the first request: replicas have joined and said how they are."""
+"""Before the first request: replicas have joined and reported their state."""
 _MAX_RUN_S = 3600.0
 
 

@@ -34,7 +34,7 @@ class Workload:
     rate_per_s: float | None = None
     """Open loop, Poisson."""
     saturating_clients: int | None = None
-    """Open loop at a fraction of what a closed loop of so many gets through."""
+    """Open loop at a fraction of the throughput of a closed loop of this many."""
     load_fraction: float = 1.0
     engine: Mapping[str, int | float] = field(default_factory=dict)
     """What is different about the engines."""

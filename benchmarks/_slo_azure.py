@@ -38,7 +38,7 @@ from benchmarks._slo_table import scaling_metrics
 CODE_TRACE = Path("traces/azure/AzureLLMInferenceTrace_code.csv")
 """Gaps between arrivals have a coefficient of variation of 13."""
 CONVERSATION_TRACE = Path("traces/azure/AzureLLMInferenceTrace_conv.csv")
-"""Steady beside it; nobody looked at it while the policy was made."""
+"""Steady beside it; it was not used while the policy was made."""
 INTERVAL_S = 2.0
 _STEP_TOKENS = 8192
 _DECODE_STEP_TOKENS = {PREFILL: None, DECODE: 512}
@@ -62,7 +62,7 @@ def scenario(
     disaggregate: Disaggregate = Disaggregate.AUTO,
     autoscaler: Callable[[], Autoscaler] | None = None,
 ) -> Scenario:
-    """A split fleet that keeps one promise, by baton's own placement and admission."""
+    """A split fleet with one objective, by baton's own placement and admission."""
     options = PredictedOptions(
         disaggregate=disaggregate, ttft_slo_s=slo.ttft_s, tpot_slo_s=slo.tpot_s
     )
@@ -110,7 +110,7 @@ def mean_lengths(trace: Trace) -> tuple[float, float]:
 
 
 def demand_bins(trace: Trace, width_s: float) -> list[Demand]:
-    """What arrives in each stretch of so many seconds, per second."""
+    """Arrivals in each span of `width_s` seconds, per second."""
     count = int(trace.requests[-1].at_s // width_s) + 1
     requests_by_bin: list[list[TraceRequest]] = [[] for _ in range(count)]
     for request in trace.requests:

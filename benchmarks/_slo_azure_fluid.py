@@ -35,4 +35,4 @@ def run(file: Path, name: str, cold_start_s: float) -> FluidRun:
 def compute_metrics(file: Path, name: str, cold_start_s: float) -> dict[str, float]:
     """What one run comes to."""
     result = run(file, name, cold_start_s)
-    return scaling_metrics(result.story, result.attainment)
+    return scaling_metrics(result.scaling, result.attainment)

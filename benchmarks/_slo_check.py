@@ -80,7 +80,7 @@ def compare(folder: Path) -> dict[str, object]:
 
 
 _CASES: tuple[tuple[str, int], ...] = (("static_peak", 2), ("static_peak", 3), ("baton", 2))
-"""Who scales, and with how many replicas that prefill it begins; two decode."""
+"""The autoscaler, and its initial prefill replicas; two decode."""
 
 
 def _compare_case(trace: Trace, name: str, prefill: int) -> dict[str, object]:
@@ -98,7 +98,7 @@ def _compare_case(trace: Trace, name: str, prefill: int) -> dict[str, object]:
         "fluid_attainment": fluid_result.attainment,
         "detailed_attainment": detailed_attainment,
         "error_points": 100 * (fluid_result.attainment - detailed_attainment),
-        "fluid_gpu_hours": fluid_result.story.gpu_hours,
+        "fluid_gpu_hours": fluid_result.scaling.gpu_hours,
         "detailed_gpu_hours": detailed_result.scaling.gpu_hours,
     }
 

@@ -1,4 +1,4 @@
-"""The fleets of the scaling benchmark: engines, what one replica can do, and who scales them."""
+"""The fleets of the scaling benchmark: engines, the capacity of a replica, and autoscalers."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class ScalingVariant:
         interval_s: float,
         every_s: float,
     ) -> Autoscaler:
-        """A new one; the oracle looks at the future every so many seconds."""
+        """A new one; the oracle looks at the future at this interval."""
         options = AutoscalerOptions(interval_s=interval_s, bounds=bounds)
         if self.rule != ScalingRule.SLO:
             options = replace(options, scale_up=_UNLIMITED_STEPS, scale_down=_UNLIMITED_STEPS)
@@ -192,7 +192,7 @@ def fluid_pools(
     cold_start_s: float,
     drain_s: Mapping[str, float],
 ) -> list[FluidPool]:
-    """Both pools as a fluid has them, with so many replicas of that strength."""
+    """Both pools as a fluid has them, with these numbers of replicas of that strength."""
     return [
         FluidPool(
             name=pool,

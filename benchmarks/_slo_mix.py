@@ -37,11 +37,11 @@ LOAD_LEVELS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 """Of what the best split for a phase alone can just carry, with that phase's mean lengths: where
 capacities are looked for."""
 COMPARED_LOADS = (1.0, 1.1, 1.2)
-"""At which all arms are compared by requests in time, too. More than 1.0 nobody has to carry: there
+"""At which all arms are compared by requests in time, too. More than 1.0 need not be carried: there
 it shows who makes more of what there is."""
 HEADLINE_LOAD = 1.1
-"""Of these, the one that is told in full. At 1.0 who serves everybody has 1.30 times what the best
-static split has, so little more can be told there than whether all were served."""
+"""Of these, the one that is reported in full. At 1.0 a fleet that serves all has 1.30 times
+the best static split, so little more can be shown there than whether all were served."""
 SEEDS = (0, 1, 2)
 """Arms are compared over several runs: what differs by chance between two is half a percent."""
 SLO = Slo(ttft_s=2.0, tpot_s=0.05, attainment_target=0.95)
@@ -264,7 +264,7 @@ def compare_mix() -> dict[str, object]:
 
     Three times: as it ran; as if each phase had lasted as long as the others, which counts a
     request of code, of which more come in a second, for more; and by the highest load that is
-    carried with the promised attainment.
+    carried with the target attainment.
     """
     variants = (BATON, *STATIC, *HYBRID)
     jobs = [(arm, load, seed) for load in COMPARED_LOADS for arm in variants for seed in SEEDS]

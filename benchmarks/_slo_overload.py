@@ -1,11 +1,11 @@
-"""Twice as much as a fleet can carry: what is served in time, wasted, refused, and to whom it goes.
+"""Twice as much as a fleet can carry: goodput, wasted work, rejections, and tenants' shares.
 
 *Theory of operation.* A fleet of five replicas, three that prefill and two that decode, serves
 made-up conversations in virtual time (everything here is simulated). First the plateau is found:
 the most requests per second that are served in time without admission, over a few rates. Then twice
 that rate is offered, with admission and without: with the plain bounded queue everybody goes to an
 engine, and what is late was computed for nothing. The same with a load whose bottleneck is decode,
-where a door that goes by the present load swings; with a premium class of a sixth of the load; and
+where an admission by the present load swings; with a premium class of a sixth of the load; and
 with three tenants of weights 1, 2 and 4 that ask for as much each.
 
 Requests that arrive in the first seconds, and in the last ones, are not counted.
@@ -182,7 +182,7 @@ def wasted_prefill_fraction(records: Sequence[RequestRecord]) -> float:
 
 
 def reject_p99_s(records: Sequence[RequestRecord]) -> float:
-    """From arrival to refusal, of nearly all that were refused; 0 when nobody was."""
+    """From arrival to refusal, of nearly all that were rejected; 0 when none was."""
     times_s = sorted(
         record.ended_at_s - record.arrived_at_s for record in records if record.outcome in _REJECTED
     )
@@ -209,7 +209,7 @@ def oscillation_amplitude(spans_s: Sequence[tuple[float, float]]) -> float:
 def oscillation_regularity(runs: Sequence[Sequence[tuple[float, float]]]) -> float:
     """How regularly the number of requests in a phase swings, from 0 for chance to 1.
 
-    A door that goes by what it sees now fills a pool and starves it in turn, and one period later
+    An admission by the present load fills a pool and starves it in turn, and one period later
     all is as it was. So this is the greatest autocorrelation of means over windows of a second,
     once it has fallen to nothing: before that it only says that requests stay for a while. It is
     the mean over runs, for one alone has few windows.
@@ -336,7 +336,7 @@ def measure_premium(rate_per_s: float, seed: int) -> dict[str, float]:
 
 
 def measure_fairness(rate_per_s: float, seed: int) -> dict[str, float]:
-    """Three tenants of weights 1, 2 and 4, each of which asks for as much: who got how much.
+    """Three tenants of weights 1, 2 and 4, each of which asks for as much: the share of each.
 
     Three times the plateau in all, so that even the largest share, 4/7, is less than what is asked.
     """

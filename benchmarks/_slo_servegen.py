@@ -30,7 +30,7 @@ from benchmarks._slo_table import scaling_metrics
 
 M_LARGE = Path("traces/servegen/m-large_rate_600s.csv")
 M_MID = Path("traces/servegen/m-mid_rate_600s.csv")
-"""Nine times the requests, a third as long: nobody looked at it while the policy was made."""
+"""Nine times the requests, a third as long: it was not used while the policy was made."""
 INTERVAL_S = 30.0
 _ORACLE_INTERVAL_S = 30.0
 """It loses nothing by looking more rarely."""
@@ -129,4 +129,4 @@ def run(file: Path, name: str, cold_start_s: float) -> FluidRun:
 def compute_metrics(file: Path, name: str, cold_start_s: float) -> dict[str, float]:
     """What one run comes to."""
     result = run(file, name, cold_start_s)
-    return scaling_metrics(result.story, result.attainment)
+    return scaling_metrics(result.scaling, result.attainment)

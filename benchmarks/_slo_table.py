@@ -37,7 +37,7 @@ def table(
     names: Sequence[str] = tuple(VARIANTS),
     cold_starts_s: Sequence[float] = COLD_STARTS_S,
 ) -> list[Row]:
-    """A row for each policy and cold start. Who never starts anything is run once."""
+    """A row for each policy and cold start. A policy that never starts a replica is run once."""
     policies = [name for name in names if name in VARIANTS]
     jobs = [
         (name, cold_s)

@@ -344,7 +344,7 @@ def spawn_piped(command: Sequence[str], log: Path) -> tuple[subprocess.Popen[str
 
 
 def set_parent_death_signal() -> None:
-    """For a process that was just forked: end when whoever started it does."""
+    """For a process that was just forked: end with its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -376,11 +376,11 @@ def wait_until_healthy(
             if httpx.get(f"{url}{route}", timeout=5.0).is_success:
                 return
         except httpx.TransportError:
-            pass  # nobody listens yet
+            pass  # no listener yet
         time.sleep(_POLL_INTERVAL_S)
     raise NotStartedError(f"{url} was not healthy after {_START_TIMEOUT_S:.0f} s")
 
 
 def log_tail(log: Path) -> str:
-    """What a program said last."""
+    """The last output of a program."""
     return log.read_text(errors="replace")[-1500:]

@@ -1,4 +1,4 @@
-"""Who takes part in the transfer benchmark, and which settings are tried against the chosen."""
+"""The contenders of the transfer benchmark, and which settings are tried against the chosen."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _PAGE_MARK = struct.Struct("<II")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AgentOptions:
-    """How both agents of a pair are set up; told apart by identity."""
+    """How both agents of a pair are set up; distinguished by identity."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = 0
@@ -127,7 +127,7 @@ class TransferPair:
 
 def _receive(end: End) -> object:
     if not end.poll(_TIMEOUT_S):
-        raise RuntimeError(f"a process of the pair said nothing for {_TIMEOUT_S} s")
+        raise RuntimeError(f"a process of the pair had no output for {_TIMEOUT_S} s")
     return end.recv()
 
 

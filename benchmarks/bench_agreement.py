@@ -5,14 +5,14 @@ the other, several times over, who is first changing each time. Both read the sa
 arrivals and lengths, prompts that nothing else shares.
 
 - `open`: Poisson arrivals, as the trace says;
-- `closed`: the lengths of the trace, so many requests at a time.
+- `closed`: the lengths of the trace, a fixed number of requests at a time.
 
 The engine is slow enough that what the tools themselves take of the machine does not matter: where
 endpoint and client share two cores, the endpoint is the slower the more its client takes of them.
 
 Prints one JSON object as the last line of stdout and writes it, with every repeat's figures, to
 `benchmarks/results/bench_agreement.json`. Progress goes to stderr. Exit status 1: a figure that is
-judged is further off than 2 %.
+evaluated is further off than 2 %.
 
     python -m benchmarks.bench_agreement [--repeats 5] [--requests 80] [--rate 5] [--streams 6]
 """
@@ -61,7 +61,7 @@ COMPARED_METRICS = (
     *("ttft_mean_s", "ttft_p50_s", "tpot_mean_s", "tpot_p50_s", "itl_mean_s"),
     *("e2e_mean_s", "e2e_p50_s", "requests_per_s", "output_tokens_per_s"),
 )
-"""That must agree. Tails are shown and not judged: of so few requests they are single ones."""
+"""That must agree. Tails are shown and not evaluated: of so few requests they are single ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ def run_baton_bench(url: str, load: AgreementLoad, file: Path, seed: int) -> Met
     command += ["--warm-up", "0", "--seed", str(seed), "--output", "json"]
     if load.concurrency is not None:
         command += ["--concurrency", str(load.concurrency), "--requests", str(load.requests)]
-    # Status 1 is a run that is not valid: judged below.
+    # Status 1 is a run that is not valid: evaluated below.
     report: dict[str, Any] = json.loads(_run_command(command, allowed_status=1).splitlines()[-1])
     (run,) = report["runs"]
     metrics = {f"{name}_{point}_s": run[name][point] for name, point in _METRIC_STATISTICS}
@@ -291,7 +291,7 @@ def _run_command(command: Sequence[str], *, allowed_status: int = 0) -> str:
     return result.stdout
 
 
-# ------------------------------------------------------------------ judging
+# ------------------------------------------------------------------ evaluation
 def compare_tools(runs: Runs) -> dict[str, Any]:
     """For each load and figure what baton says over what vLLM says: the median, and the spread.
 

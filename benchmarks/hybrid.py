@@ -6,8 +6,8 @@ replicas prefill in chunks (the better of 512 and 2,048 tokens a step); static s
 prompt through the prefill pool (the best of 1:3 to 3:1). Hybrid is baton's placement aiming at the
 cell's objectives, with the pools of the best split of its cell, or one prefill replica fewer, or
 none at all; requests are split where that is predicted to be better. It is tried without and with
-its admission, which turns away at once who is predicted to miss: those count as missed. What it
-carries without is told, too: nobody else has an admission here.
+its admission, which rejects requests that are predicted to miss: those count as missed. What it
+carries without is reported, too: no other policy has an admission here.
 
 Objectives are multiples of what a request alone takes: of the time to the first token of a prompt
 longer than 90 % of the trace's, and of a step at its mean context. Prints one JSON object as the
@@ -101,7 +101,7 @@ def main() -> int:
 
 
 def summarize(cells: Mapping[str, Sequence[Cell]]) -> dict[str, object]:
-    """The worst cell, how many lose, and how many gain a fifth; cells that nobody serves apart."""
+    """The worst cell, how many lose, and how many gain a fifth; unserved cells apart."""
     served = [
         (name, cell) for name, grid_ in cells.items() for cell in grid_ if float(cell["better"]) > 0
     ]

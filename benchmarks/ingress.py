@@ -47,7 +47,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLoad:
-    """A load: so many streams at a time, so many requests in all."""
+    """A load: its streams at a time, and its requests in all."""
 
     streams: int
     requests: int
@@ -166,7 +166,7 @@ _SINGLE_RUN_PARTS = ("open", "leak", "metrics")
 
 
 def _warm_up(plane: DataPlane, folder: Path, *, seed: int) -> None:
-    """Whatever is imported or made at first use is not what is measured."""
+    """Imports and objects of the first use are not measured."""
     StreamLoad(streams=20, requests=400, tokens=16).run_on(plane, folder, seed=seed)
 
 

@@ -10,7 +10,7 @@ Each in turn, alone on the machine, in one order and then in the other, under th
 each request when the one before has ended; and Poisson arrivals at a share of what the one
 `vllm serve` carries, which is measured at the start. The share is less than a half: two engines and
 what is before them take more of the same two cores than one engine does. Three of four prompts are
-short, one is long; all are streamed. Ratios are taken within a repeat. Who cannot be had is
+short, one is long; all are streamed. Ratios are taken within a repeat. A missing stack is
 reported with the reason.
 
 Prints one JSON object as the last line of stdout and writes it, with every request's times, to
@@ -158,7 +158,7 @@ def main() -> int:
 
 
 def summarize(runs: Runs) -> dict[str, object]:
-    """Everything that is quoted: medians, ratios, overheads, and who is better in what."""
+    """Everything that is quoted: medians, ratios, overheads, and the better stack by figure."""
     ratios = {
         kind: {
             pair.name: {load: compare(runs, pair, load) for load in (SEQUENTIAL, POISSON)}
@@ -252,7 +252,7 @@ class EngineBenchmark:
         return metrics_by_load
 
     def _start(self, contender: Contender) -> tuple[System, PulledBytes]:
-        """It, up and answering; the second time where the first was in vain.
+        """It, up and answering; the second time where the first failed.
 
         A port that was free may be taken when, many seconds later, it is wanted.
         """

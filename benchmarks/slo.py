@@ -1,4 +1,4 @@
-"""How well promises are kept, and on how many GPUs: autoscalers, roles, admission; all simulated.
+"""Attainment of objectives, and on how many GPUs: autoscalers, roles, admission; all simulated.
 
 Parts, each of which may be run by itself (`--part`, repeatable; others' last results are kept):
 
@@ -7,7 +7,7 @@ Parts, each of which may be run by itself (`--part`, repeatable; others' last re
 - `azure_code`: Azure's code completions (gaps with a coefficient of variation of 13), request by
   request, likewise;
 - `azure_code_fluid`: the same as a fluid, in seconds;
-- `m_mid`, `azure_conversation_fluid`: likewise, of a fortnight and an hour that nobody looked at
+- `m_mid`, `azure_conversation_fluid`: likewise, of a fortnight and an hour that were not used
   while the policy was made;
 - `moving_mix`: code, then conversation, then reasoning on a fixed number of GPUs;
 - `overload`: twice the load that can be served;

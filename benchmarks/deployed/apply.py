@@ -36,7 +36,7 @@ _LIVE: tuple[tuple[str, ...], ...] = (
     ("pools.decode.replicas={min: 1, initial: 2, max: 2}",),
     (),
 )
-"""What each says besides the scenario; the last one takes everything back."""
+"""The settings of each beyond the scenario; the last one restores everything."""
 _ROLLING = ("pools.decode.engine.max_num_seqs=200",)
 
 

@@ -76,7 +76,7 @@ class Answer:
     failed: str = ""
 
     def attains(self, ttft_s: float, tpot_s: float) -> bool:
-        """Whether it got what its class is promised."""
+        """Whether it met the objectives of its class."""
         if self.ttft_s is None or self.tpot_s is None:
             return False
         return self.ttft_s <= ttft_s and self.tpot_s <= tpot_s
@@ -148,11 +148,11 @@ def _answer(load: Load, exchange: Exchange, at_s: float) -> Answer:
     return Answer(at_s=at_s, ttft_s=ttft_s, tpot_s=stream.tpot_s)
 
 
-def promised() -> tuple[float, float, float]:
+def objectives() -> tuple[float, float, float]:
     """TTFT, TPOT and the share of requests that are to have both."""
     slo = slo_classes(load_scenario(SCENARIO)).classes[DEFAULT_CLASS]
-    assert slo.ttft_s is not None, "the scenario promises a TTFT"
-    assert slo.tpot_s is not None, "the scenario promises a TPOT"
+    assert slo.ttft_s is not None, "the scenario has no TTFT objective"
+    assert slo.tpot_s is not None, "the scenario has no TPOT objective"
     return slo.ttft_s, slo.tpot_s, slo.attainment_target
 
 
@@ -213,7 +213,7 @@ def figures(
     load: Load, got: Sequence[Answer], rows: Sequence[Mapping[str, Any]], settled_s: float | None
 ) -> dict[str, object]:
     """The figures of one run."""
-    ttft_s, tpot_s, target = promised()
+    ttft_s, tpot_s, target = objectives()
     good = [(answer.at_s, answer.attains(ttft_s, tpot_s)) for answer in got]
     (_, step_at_s, _), (_, low_at_s, _), (_, end_s, _) = load.phases()
     back = back_s(good, step_at_s, low_at_s, target)
@@ -252,7 +252,7 @@ def timeline(
     load: Load, got: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, object]:
     """What was plotted: bins of requests, and the controller's view."""
-    ttft_s, tpot_s, _ = promised()
+    ttft_s, tpot_s, _ = objectives()
     end_s = load.phases()[-1][1]
     bins = []
     at_s = 0.0
@@ -286,7 +286,7 @@ def draw(path: Path, load: Load, drawn: Mapping[str, Any]) -> None:
     asked = [max(1.0, bin_["rate_per_s"] * _BIN_S) for bin_ in bins]
     share = [key["attained"] / count for key, count in zip(bins, asked, strict=True)]
     shares.step(times, share, where="post", label="attained")
-    shares.axhline(promised()[2], linestyle=":", color="grey")
+    shares.axhline(objectives()[2], linestyle=":", color="grey")
     shares.set_ylabel(f"share of {_BIN_S:g} s")
     for name in sorted({row["pool"] for other in rows for row in other["pools"]}):
         at = [row["at_s"] for row in rows]
@@ -353,8 +353,10 @@ def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
             while not watch.settled(step_at_s) and time.perf_counter() < until_s:
                 time.sleep(_POLL_S)
             watch.stop()
-            (told,) = cast("list[dict[str, Any]]", query_all(CONTROLLER, "explain_scale", 1000))
-            acted = [_dated(tick, began_at_s) for tick in told["ticks"] if tick["actions"]]
+            (explained,) = cast(
+                "list[dict[str, Any]]", query_all(CONTROLLER, "explain_scale", 1000)
+            )
+            acted = [_dated(tick, began_at_s) for tick in explained["ticks"] if tick["actions"]]
         finally:
             detach()
     finally:

@@ -66,7 +66,7 @@ class Wake:
     first_token_s: float
     """Of the first one."""
     reason: str = ""
-    """What was said to the first that was not served; empty where both were."""
+    """The error of the first that was not served; empty where both were."""
 
     @property
     def served(self) -> bool:
@@ -136,7 +136,7 @@ def balancer(backend: int) -> Iterator[Balancer]:
         process = subprocess.Popen([binary, "-db", "-f", str(config)])  # noqa: S603 - our own
         try:
             url = f"http://127.0.0.1:{port}"
-            _await(lambda: _health(url) == httpx.codes.OK, 20.0, "the balancer lets nobody in")
+            _await(lambda: _health(url) == httpx.codes.OK, 20.0, "the balancer admits no client")
             yield Balancer(url=url, stats=lambda: _downs(Path(folder) / "stats"))
         finally:
             process.terminate()
@@ -147,10 +147,10 @@ def _downs(path: Path) -> int:
     with socket.socket(socket.AF_UNIX) as asked:
         asked.connect(str(path))
         asked.sendall(b"show stat\n")
-        told = b""
+        received = b""
         while chunk := asked.recv(65536):
-            told += chunk
-    head, *rows = told.decode().lstrip("# ").splitlines()
+            received += chunk
+    head, *rows = received.decode().lstrip("# ").splitlines()
     names = head.split(",")
     rows_of = (dict(zip(names, row.split(","), strict=False)) for row in rows)
     return sum(int(row["chkdown"] or 0) for row in rows_of if row.get("svname") == "baton")

@@ -122,7 +122,9 @@ async def _ask(client: httpx.AsyncClient, asked: Asked, salt: str) -> Answer:
     try:
         answer = await client.post("/v1/completions", json=body)
         if answer.is_error:
-            return Answer(tokens=(), took_s=time.perf_counter() - began_s, problem=_said(answer))
+            return Answer(
+                tokens=(), took_s=time.perf_counter() - began_s, problem=_error_text(answer)
+            )
         tokens = tuple(answer.json()["choices"][0]["token_ids"])
         problem = "" if len(tokens) == asked.output_tokens else f"{len(tokens)} tokens came"
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
@@ -130,7 +132,7 @@ async def _ask(client: httpx.AsyncClient, asked: Asked, salt: str) -> Answer:
     return Answer(tokens=tokens, took_s=time.perf_counter() - began_s, problem=problem)
 
 
-def _said(refusal: httpx.Response) -> str:
+def _error_text(refusal: httpx.Response) -> str:
     return f"HTTP {refusal.status_code}: {refusal.text[:200]}"
 
 

@@ -302,7 +302,7 @@ _STAGES: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 }
 
 
-# ------------------------------------------------------------------ what is told
+# ------------------------------------------------------------------ report
 
 
 def table(document: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
 
 TARGET = 0.8
-"""Where nothing is said: `kubectl autoscale`'s default of 80 %."""
+"""Without a setting: `kubectl autoscale`'s default of 80 %."""
 TOLERANCE = 0.1
 STABILIZATION_S = 300.0
 PERIOD_S = 15.0
@@ -86,5 +86,5 @@ def _desired(pool: PoolObservation, have: int, ratio: float) -> int:
         return have
     if ratio < 1.0:
         return math.ceil(pool.ready_replicas * ratio)
-    diluted = ratio * pool.ready_replicas / max(have, 1)  # who starts is taken to be idle
+    diluted = ratio * pool.ready_replicas / max(have, 1)  # a starting replica is taken to be idle
     return have if diluted <= 1.0 + TOLERANCE else math.ceil(have * diluted)

@@ -9,7 +9,7 @@ engine's own runs; the lowest wins. Decode goes where the predicted time between
 
 Approximations: the regression is this platform's own, fitted online, so that the policies are
 compared and not their fits; T_queue is that of all queued tokens together. Algorithm 1 also pulls a
-prefix from the instance that holds the longest, where that is more than theta (tuned by hand) times
+prefix from the instance that holds the longest, where that is more than theta (manually set) times
 longer than the local one: a chooser cannot order that, so theta is infinite here. Nor is a request
 refused that would miss its objectives: placement refuses nothing. One replica that runs both phases
 is chosen by TTFT, of equals by the time between tokens.

@@ -6,7 +6,7 @@ Source: sglang-router / smg 0.3, policies/cache_aware.rs, with the defaults of i
     imbalanced: least loaded;  else the best match when matched / length > cache_threshold,
     else least loaded (of equals the first)
 
-Approximations: the router's tree is over characters and never told of evictions; here the matched
+Approximations: the router's tree is over characters and gets no evictions; here the matched
 length is in full blocks and comes from the prefix index, which in mode `predicted` is fed by the
 routing decisions alone, as that tree is. Of several that match equally, the tree gives one that it
 met; here it is the one that was sent the prefix last.

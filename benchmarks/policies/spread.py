@@ -1,4 +1,4 @@
-"""From so many replicas for each group of pools to so many in each pool."""
+"""From replicas for each group of pools to replicas in each pool."""
 
 from __future__ import annotations
 

@@ -122,11 +122,11 @@ class StepLine:
 
     @property
     def alpha_s(self) -> float:
-        """A step of nobody."""
+        """A step without requests."""
         return max(0.0, self._itl_s - self.beta_s * self._batch)
 
     def batch(self, itl_s: float) -> float | None:
-        """With which a step takes so long; None while that cannot be told."""
+        """With which a step takes so long; None while that is unknown."""
         if self.beta_s <= 0:
             return None
         return max(1.0, (itl_s - self.alpha_s) / self.beta_s)

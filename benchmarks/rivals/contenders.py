@@ -1,4 +1,4 @@
-"""Who is compared, with the settings that each one's own documents recommend."""
+"""The contenders, with the settings that each one's own documents recommend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated engine, headless: it dials whoever serves HTTP, as `vllm serve --headless` does.
+"""The simulated engine, headless: it dials the HTTP server, as `vllm serve --headless` does.
 
     python -m benchmarks.rivals.engine SETTINGS_JSON HANDSHAKE_ADDRESS
 
@@ -37,7 +37,7 @@ def handshake(address: str) -> SocketAddresses:
     """Register; returns where to connect.
 
     Raises:
-        SystemExit: nobody answered.
+        SystemExit: no answer.
     """
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.IDENTITY, _IDENTITY)
@@ -45,7 +45,7 @@ def handshake(address: str) -> SocketAddresses:
         state = {"local": False, "headless": True}
         socket.send(msgspec.msgpack.encode({"status": "HELLO", **state}))
         if not socket.poll(_HANDSHAKE_TIMEOUT_MS):
-            raise SystemExit(f"nobody answered at {address}")
+            raise SystemExit(f"no answer at {address}")
         reply = msgspec.msgpack.decode(socket.recv(), type=HandshakeReply)
         socket.send(msgspec.msgpack.encode({"status": "READY", **state}))
     return reply.addresses

@@ -24,7 +24,7 @@ class LoadError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """One load: so many streams at a time, prompts of about so many tokens."""
+    """One load: its streams at a time, and the tokens of its prompts."""
 
     concurrency: int
     prompt_tokens: int
@@ -89,7 +89,7 @@ def run_generator(
     """Put a load on an endpoint and wait for its end.
 
     Raises:
-        LoadError: nobody listens, or it did not end in time.
+        LoadError: there is no listener, or it did not end in time.
     """
     command = [str(generator), "--port", str(port), "--bodies", str(bodies)]
     command += ["--streams", str(min(point.concurrency, requests)), "--requests", str(requests)]

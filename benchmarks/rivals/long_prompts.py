@@ -4,7 +4,7 @@ Starts vLLM's own API server (`bare`) and all of baton (`baton_local`) in turn, 
 each alone on the machine and before the same simulated engine, and sends each, one at a time:
 
 - `follow_up`: the turns of conversations that are 16,000 tokens long by then, a question more each;
-- `new_400kb`: 400 KB that nobody has sent before, as one message.
+- `new_400kb`: 400 KB that no request has sent before, as one message.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def visit(system: System, *, seed: int) -> dict[str, Figures]:
     try:
         system.start()
         with httpx.Client(base_url=system.url, timeout=_LIMIT_S) as client:
-            # Whatever is imported or compiled at first use is not what is measured.
+            # Imports and compilation of the first use are not measured.
             for _ in range(5):
                 ask(client, next(new_prompts(random.Random("warm")))[1])  # noqa: S311 - no secret
             rng = random.Random(seed)  # noqa: S311 - a load, no secret
@@ -93,7 +93,7 @@ def visit(system: System, *, seed: int) -> dict[str, Figures]:
 
 
 def follow_ups(rng: random.Random) -> Iterator[Prompt]:
-    """Conversations that are long from the first prompt on, which is nobody's follow-up."""
+    """Conversations that are long from the first prompt on, which follows no other."""
     for _ in range(_CONVERSATIONS):
         said = [words(rng, _OLD_WORDS // 20) for _ in range(21)]
         for turn in range(_TURNS):
@@ -108,7 +108,7 @@ def new_prompts(rng: random.Random) -> Iterator[Prompt]:
 
 
 def words(rng: random.Random, count: int) -> str:
-    """So many words of a text."""
+    """`count` words of text."""
     body = completion_body(rng, model="", words=count, max_tokens=1)
     text: str = json.loads(body)["prompt"]
     return text

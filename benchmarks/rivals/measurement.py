@@ -34,7 +34,7 @@ class BodyFiles:
         self._prompts = prompts
 
     def body_file(self, point: LoadPoint, *, count: int, seed: str) -> Path:
-        """A file with so many bodies, written at first use."""
+        """A file with `count` bodies, written at first use."""
         file = self._folder / f"{point.name}-{seed}.jsonl"
         if not file.exists():
             self._prompts.write_bodies(file, point, count=count, seed=f"{point.name}/{seed}")
@@ -156,7 +156,7 @@ def format_metrics(figures: Metrics) -> str:
     return (
         f"{figures['tokens_per_s']:.0f} tokens/s, {figures['cpu_us_per_token']:.1f} us/token"
         f" ({groups}), TTFT {ttft['p50'] * 1e3:.2f} / {ttft['p99'] * 1e3:.2f} ms,"
-        f" strangers {figures['strangers_cores']:.2f} cores"
+        f" other {figures['strangers_cores']:.2f} cores"
     )
 
 

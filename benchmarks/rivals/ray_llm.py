@@ -64,7 +64,7 @@ class RayLlm:
         self._stack.start()
 
     def process_groups(self) -> dict[str, list[psutil.Process]]:
-        """All processes that it started, whoever their parents are by now."""
+        """All processes that it started, with any present parent."""
         groups: dict[str, list[psutil.Process]] = {g: [] for g in (API, HAPROXY, ENGINE, OTHER)}
         for pid in marked_processes(self._folder):
             try:

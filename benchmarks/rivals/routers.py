@@ -35,7 +35,7 @@ _REGISTER_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.1
 
 MakeRouter = Callable[[int, Sequence[str]], Program]
-"""The router at a port, told of workers in its own words."""
+"""The router at a port, with workers added by its own API."""
 
 
 def make_smg(port: int, workers: Sequence[str]) -> Program:
@@ -139,7 +139,7 @@ def smg_pd(name: str) -> Callable[[LaunchSite], System]:
 
 
 def smg_zmq(name: str) -> Callable[[LaunchSite], System]:
-    """Smg in place of vLLM's API server: it tokenizes, and speaks to the engine core itself."""
+    """Smg in place of vLLM's API server: it tokenizes, and connects to the engine core itself."""
 
     def make(site: LaunchSite) -> System:
         def programs(*, folder: Path, port: int) -> Sequence[Program]:
@@ -159,7 +159,7 @@ def smg_zmq(name: str) -> Callable[[LaunchSite], System]:
 
 
 def headless_engine(site: LaunchSite, address: str) -> Program:
-    """The simulated engine, which dials whoever serves HTTP."""
+    """The simulated engine, which dials the HTTP server."""
     settings = json.dumps(asdict(site.engine_settings()))
     command = (sys.executable, "-m", "benchmarks.rivals.engine", settings, address)
     return Program(group=ENGINE, command=command)

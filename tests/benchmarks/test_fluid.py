@@ -126,8 +126,8 @@ def test_a_start_helps_after_a_cold_start_and_is_paid_for_from_the_asking() -> N
     ready = [sample.replicas[Role.PREFILL] for sample in made.timeline]
     assert ready == [1] * 6 + [2] * 14
     assert [sample.starting for sample in made.timeline] == [0, 0, *[1] * 4, *[0] * 14]
-    assert made.story.replica_seconds == {"prefill": 20.0 + 18.0, "decode": 20.0}
-    assert made.story.gpu_seconds == 2 * 58.0
+    assert made.scaling.replica_seconds == {"prefill": 20.0 + 18.0, "decode": 20.0}
+    assert made.scaling.gpu_seconds == 2 * 58.0
 
 
 def test_a_stop_cancels_starts_before_it_drains_serving_replicas() -> None:
@@ -138,7 +138,7 @@ def test_a_stop_cancels_starts_before_it_drains_serving_replicas() -> None:
         }
     )
     made = flow(even(20, 1), pools(2, 1), scaler, EXACT)
-    assert made.story.replica_seconds["prefill"] == 20.0 + 2.0 + (4.0 + 3.0)
+    assert made.scaling.replica_seconds["prefill"] == 20.0 + 2.0 + (4.0 + 3.0)
     assert made.timeline[-1].replicas[Role.PREFILL] == 1
     assert [observation.pools["prefill"].draining for observation in scaler.seen[:5]] == [
         0,
@@ -173,7 +173,7 @@ def test_a_flip_moves_capacity_at_once_and_costs_nothing_more() -> None:
     made = flow(even(60, 20, output=1.0), pools(1, 2), scaler, EXACT)
     still = flow(even(60, 20, output=1.0), pools(1, 2), None, EXACT)
     assert made.attainment > still.attainment + 0.3
-    assert made.story.gpu_seconds == still.story.gpu_seconds
+    assert made.scaling.gpu_seconds == still.scaling.gpu_seconds
     assert scaler.seen[1].pools["decode"].prefill == 1
 
 

@@ -210,7 +210,7 @@ def _crash_reason(process_exit: ProcessExit, log: Path) -> str:
         if process_exit.is_timed_out
         else f"exit status {process_exit.status}"
     )
-    return f"{reason}; it said last:\n{last_output}".strip()
+    return f"{reason}; its last output:\n{last_output}".strip()
 
 
 def _revision() -> str:

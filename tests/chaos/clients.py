@@ -22,7 +22,7 @@ _STREAM_STARTED_STATUS = 200
 
 @dataclass(slots=True)
 class Clients:
-    """Clients in open loop that go on until they are told to stop; use with `with`."""
+    """Clients in open loop that go on until `stop`; use with `with`."""
 
     url: str
     load: Load
@@ -128,7 +128,7 @@ def running_clients(processes: DeploymentProcesses, load: Load) -> Iterator[Clie
 def outcome(
     exchanges: Sequence[Exchange], bounds: Sequence[Bound], figures: dict[str, Figure]
 ) -> Outcome:
-    """What clients saw besides the bounds of a case."""
+    """What clients saw beyond the bounds of a case."""
     invariant_bounds, note = check_invariants(
         History(exchanges=exchanges, expected_tokens=DeploymentProcesses.expected_tokens)
     )

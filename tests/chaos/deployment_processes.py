@@ -100,7 +100,7 @@ class DeploymentProcesses:
     def wait_complete(
         self, pools: Mapping[str, int], *, ingresses: int = 1, timeout_s: float
     ) -> float:
-        """Wait until every ingress sees so many replicas of each pool; returns how long."""
+        """Wait until every ingress sees this many replicas of each pool; returns how long."""
 
         def holds(status: dict[str, Any]) -> bool:
             rows = [_counts(ingress["replicas"]) for ingress in status["ingresses"]]
@@ -144,7 +144,7 @@ def _engine() -> tuple[str, SimSettings]:
 
 @contextmanager
 def running_processes(folder: Path, **settings: object) -> Iterator[DeploymentProcesses]:
-    """Simulated engines by `baton up`, found by nobody else's commands; ended in good order.
+    """Simulated engines by `baton up`, hidden from other commands; ended in good order.
 
     Ray has its workers be nice to everybody else on a machine, which on a busy one starves them.
     """
@@ -154,9 +154,9 @@ def running_processes(folder: Path, **settings: object) -> Iterator[DeploymentPr
 
 
 def ended_processes(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]]) -> str:
-    """Whose processes were there before and are no more: `decode 4711`, or `nobody`."""
+    """Whose processes were there before and are no more: `decode 4711`, or `none`."""
     missing = [f"{name} {pid}" for name in before for pid in before[name] if pid not in after[name]]
-    return ", ".join(missing) or "nobody"
+    return ", ".join(missing) or "none"
 
 
 def sum_gauges(targets: Sequence[str], *names: str) -> float:

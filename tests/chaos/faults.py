@@ -26,7 +26,7 @@ _CLONE_NEWNET = 0x40000000
 _INNER_INTERFACE = "chaos-in"
 """The interface of who is inside."""
 _RESUME_GUARD = 'read _; kill -CONT "$@" 2>/dev/null; exit 0'
-"""Waits until whoever started it closes the pipe or is gone, then lets everybody go on."""
+"""Waits until its parent closes the pipe or is gone, then lets all go on."""
 
 
 class NotPossibleError(Exception):
@@ -46,7 +46,7 @@ def kill(pid: int) -> None:
 def stopped_processes(*pids: int) -> Iterator[None]:
     """Stop processes inside: SIGSTOP, and SIGCONT after it, also when this process is killed.
 
-    Whoever has ended by then is past caring.
+    A process that has ended by then is left out.
     """
     for pid in pids:
         _require_not_own(pid)

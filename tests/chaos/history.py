@@ -32,11 +32,11 @@ class Ending(StrEnum):
     REJECTED = "refused"
     """Before anything was computed: it may come again."""
     FAILED = "failed"
-    """An error after it was let in, or one that is no refusal."""
+    """An error after admission, or one that is no rejection."""
     CUT = "cut"
     """The connection or the stream ended without saying so."""
     CANCELLED = "left"
-    """The client went away, as it was told to."""
+    """The client went away, as ordered."""
 
 
 class Invariant(StrEnum):
@@ -73,7 +73,7 @@ class Exchange:
     late_tokens: int = 0
     """Those that came after its end."""
     reason: str = ""
-    """What was said of its end."""
+    """The error at its end."""
 
     def add_tokens(self, token_ids: Sequence[int], now_s: float) -> None:
         """Tokens have come."""
@@ -137,7 +137,7 @@ class History:
 
 
 def find_violations(history: History) -> list[Violation]:
-    """Every rule that was broken, by whom, and how."""
+    """Every rule that was broken, by which request, and how."""
     violations: list[Violation] = []
     for exchange in history.exchanges:
         violations += _ending_violations(exchange)

@@ -2,7 +2,7 @@
 
 It stands for an ingress where one is to be killed or stopped: `POST /v1/completions` with a prompt
 of token ids streams events as vLLM's frontend does, and refuses by status and Retry-After. What
-that frontend does besides is tested behind the real one.
+that frontend does beyond it is tested behind the real one.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def _serve(plan: CoordinatorSpec, commands: Connection) -> None:
 
 
 class _CommandHandler:
-    """Carries out what a front is told."""
+    """Carries out the orders of a front."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
@@ -106,7 +106,7 @@ class _CommandHandler:
 
 @dataclass(slots=True, kw_only=True)
 class _StreamedExchange(Exchange):
-    """An exchange whose tokens somebody else takes."""
+    """An exchange whose tokens another process reads."""
 
     chunks: asyncio.Queue[list[int] | None] = field(default_factory=asyncio.Queue)
     """None at the end. As long as the answer at most."""
@@ -123,8 +123,8 @@ class _StreamedExchange(Exchange):
 class _Completions:
     """Streams completions."""
 
-    def __init__(self, door: Ingress) -> None:
-        self._ingress = door
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress
         self._numbers = itertools.count()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

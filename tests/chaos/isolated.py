@@ -1,6 +1,6 @@
 """Run a program in a session of its own, for so long at most, and leave nothing of it behind.
 
-While it runs, this process adopts what it orphans (Linux): so whatever it started, and whoever has
+While it runs, this process adopts what it orphans (Linux): so all that it started, even those that
 left it since, can be found and ended when it is over.
 """
 
@@ -82,7 +82,7 @@ class _Descendants:
         self._earlier_pids = {child.pid for child in psutil.Process().children(recursive=True)}
 
     def wait(self, process: subprocess.Popen[bytes], *, timeout_s: float) -> bool:
-        """Wait for its end; whoever was adopted and ended meanwhile is laid to rest."""
+        """Wait for its end; adopted processes that ended meanwhile are reaped."""
         until_s = time.monotonic() + timeout_s
         while process.poll() is None:
             if time.monotonic() >= until_s:

@@ -1,7 +1,7 @@
-"""Clients in open loop: they come when they come, whatever is served, and write down what they see.
+"""Clients in open loop: they arrive by a schedule, and write down what they see.
 
-A load is planned before it begins, the same for the same seed. Who carries a request is an
-`SendRequest`: `HttpClient` over HTTP, a stage's door in the same process.
+A load is planned before it begins, the same for the same seed. The carrier of a request is an
+`SendRequest`: `HttpClient` over HTTP, a stage's ingress in the same process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Load:
     """From and to, both included."""
     output_tokens: tuple[int, int] = (48, 96)
     shared_prompts: int = 0
-    """So many beginnings, each of half a longest prompt, are in common to all; 0: none is."""
+    """This many beginnings, each of half a longest prompt, are in common to all; 0: none is."""
     vocabulary: tuple[int, int] = (3, 90)
     """Ids of prompts: from, and up to but not with."""
     seed: int = 0

@@ -1,7 +1,7 @@
 """A coordinator with its link and driver, and the clients before it, in this process.
 
 What a client would see over HTTP is written down in its `Exchange`: a refusal by its status, tokens
-when they are delivered, and each end that it is told of.
+when they are delivered, and each end that it gets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FleetChange:
     at_s: float
     replica_id: str
     kind: str
-    """`joined`, `draining`, or why it was lost: `silent`, `disconnected`, ..."""
+    """`joined`, `draining`, or the reason of the loss: `disconnected`, ..."""
 
 
 class Ingress:
@@ -127,21 +127,21 @@ class Ingress:
 
     def change_at_s(self, replica_id: str, *kinds: str, since_s: float = 0.0) -> float | None:
         """When it first heard something of a replica; None when it has not."""
-        for heard in self.fleet_changes:
-            is_match = heard.replica_id == replica_id and heard.at_s >= since_s
-            if is_match and (not kinds or heard.kind in kinds):
-                return heard.at_s
+        for change in self.fleet_changes:
+            is_match = change.replica_id == replica_id and change.at_s >= since_s
+            if is_match and (not kinds or change.kind in kinds):
+                return change.at_s
         return None
 
     def lost_at_s(self, replica_id: str, *, since_s: float) -> float | None:
-        """When it gave a replica up, for whatever reason; None when it has not."""
+        """When it gave a replica up, for any reason; None when it has not."""
         return next(
             (
-                heard.at_s
-                for heard in self.fleet_changes
-                if heard.replica_id == replica_id
-                and heard.at_s >= since_s
-                and heard.kind not in {"joined", "draining"}
+                change.at_s
+                for change in self.fleet_changes
+                if change.replica_id == replica_id
+                and change.at_s >= since_s
+                and change.kind not in {"joined", "draining"}
             ),
             None,
         )

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runner, mutation_results = MutationRunner(folder / "tree"), list[MutationResult]()
         for row in chosen:
             mutation_results.append(_print_result(runner.run_mutation(row)))
-            _save(mutation_results)  # at once: whoever ends this keeps what was found
+            _save(mutation_results)  # at once: an interrupted run keeps its findings
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if all(result.outcome is MutationOutcome.CAUGHT for result in mutation_results) else 1
@@ -170,7 +170,7 @@ class MutationRunner:
         return read_outcome(process.returncode, process.stdout)
 
     def _environment(self) -> Mapping[str, str]:
-        # Compiled files are told apart by second and size: a mutation may change neither.
+        # Compiled files are distinguished by second and size: a mutation may change neither.
         path = f"{self._tree / 'platform'}{os.pathsep}{self._tree}"
         return os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 

@@ -4,7 +4,7 @@ As Ray's own `cluster_utils` has it; its command refuses where a cluster keeps t
 `UP RAYLET_PID`, and ends with everything of it on SIGTERM, or when its raylet has ended.
 """
 
-# ruff: noqa: T201 - whoever started this reads what it prints
+# ruff: noqa: T201 - the parent reads what it prints
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def running_node(
 
 
 def main(options: argparse.Namespace) -> None:
-    """Be a node until told to end."""
+    """Be a node until an order to end."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 

@@ -1,8 +1,8 @@
 """A TCP proxy that does to a connection what networks do to theirs, and what they should not.
 
-Theory of operation: whoever connects gets a connection of its own to the upstream, and each way has
+Theory of operation: each client gets a connection of its own to the upstream, and each way has
 a reader and a writer with a bounded queue between: the reader stamps each piece with when it is due
-by the weather of that moment, the writer waits for it. Pieces keep their order whatever the jitter.
+by the weather of that moment, the writer waits for it. Pieces keep their order under any jitter.
 The weather of each way can be changed at any time, also of connections that are open; one that is
 `is_stalled` keeps what it has and gives it later, one that `is_black_hole` loses it for good. What
 may
@@ -27,7 +27,7 @@ _CLOSE_S = 2.0
 _RETRANSMIT_S = 0.2
 """The first timeout of a TCP sender on Linux; it doubles with each loss in a row."""
 _RETRANSMITS = 8
-"""After so many a piece comes through whatever its luck: 51 s later."""
+"""After this many a piece always comes through: 51 s later."""
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -51,7 +51,7 @@ class LinkConditions:
     is_stalled: bool = False
     """Nothing passes, and nothing is lost: a partition that may heal."""
     is_black_hole: bool = False
-    """What comes is lost, and nobody is told: a black hole."""
+    """Bytes are lost without an error: a black hole."""
 
     def __post_init__(self) -> None:
         for name in ("loss_probability", "corruption_probability"):

@@ -1,6 +1,6 @@
 """A part of a stage in a process of its own, and the hand that holds it.
 
-The process carries out orders that come over a pipe, one at a time, and ends when it is told to or
+The process carries out orders that come over a pipe, one at a time, and ends at an order or
 when its owner is gone.
 """
 
@@ -66,7 +66,7 @@ class RemoteProcess:
         self._process = context.Process(target=serve, args=(plan, self._child_end), daemon=True)
         self._lock = asyncio.Lock()
         self._number = 0
-        """Of the last order: answers to earlier ones, that nobody waits for any more, are late."""
+        """Of the last order: answers to earlier ones, whose callers are gone, are late."""
 
     @property
     def is_alive(self) -> bool:

@@ -77,7 +77,7 @@ def _announce_address(
 
 
 class _CommandHandler:
-    """Carries out what a replica is told."""
+    """Carries out the orders of a replica."""
 
     def __init__(self, host: ReplicaHost, engine: SimEngine) -> None:
         self._host = host

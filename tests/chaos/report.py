@@ -37,8 +37,8 @@ _HEAD: Final = """\
 # Reliability
 
 What baton is put through, what must hold, and what came of it. This page is written by
-`python -m tests.chaos` from [`reliability.json`](../benchmarks/results/reliability.json); nobody
-edits it.
+`python -m tests.chaos` from [`reliability.json`](../benchmarks/results/reliability.json); do
+not edit it.
 
     make chaos ARGS="--list"               what there is
     make chaos ARGS="--case F1"            one line; patterns too: --case 'L*'
@@ -50,7 +50,7 @@ A case runs in a process of its own with a deadline, and must leave nothing runn
 | word | what computes | what the figures are |
 |---|---|---|
 | real | vLLM on the CPU, blocks moved by NIXL | measured |
-| simulated | simulated engines in real time; links, coordinators and whatever else the case names \
+| simulated | simulated engines in real time; links, coordinators and all else that the case names \
 are the real ones | measured, but for what engines take |
 | virtual | the simulator in virtual time, with the live decisions | simulated |
 | none | no engine takes part | measured |

@@ -28,7 +28,7 @@ _POLL_S = 0.5
 
 
 class AlreadyRunningError(RuntimeError):
-    """Somebody else runs cases on this machine now: both would measure each other."""
+    """Another process runs cases on this machine now: both would measure each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class CaseResults:
 
     @property
     def current_run(self) -> Run | None:
-        """The run that the case is judged by; None when there was none."""
+        """The run that counts for the case; None when there was none."""
         if not self.runs:
             return None
         last = self.runs[-1]
@@ -120,7 +120,7 @@ def read(file: Path = FILE) -> ResultsByCase:
 
 
 def write(lines: ResultsByCase, file: Path = FILE) -> None:
-    """All of it; whoever reads meanwhile gets what was there before."""
+    """All of it; a concurrent reader gets what was there before."""
     cases = {key: asdict(lines[key]) for key in sorted(lines, key=sort_key)}
     write_atomically(file, json.dumps({"cases": cases}, indent=1) + "\n")
 
@@ -172,7 +172,7 @@ class MutationOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationResult:
-    """A protection that was taken away, and what its tests said."""
+    """A protection that was taken away, and the result of its tests."""
 
     description: str
     file: str
@@ -218,7 +218,7 @@ def exclusive_lock(folder: Path = FOLDER, *, wait_s: float = 0.0) -> Iterator[No
     """Hold the place of the one who runs cases.
 
     Raises:
-        AlreadyRunningError: somebody else still had it after `wait_s`.
+        AlreadyRunningError: another process still had it after `wait_s`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)  # a folder can be locked, and nothing is left of it

@@ -33,7 +33,7 @@ async def no_fault() -> None:
 
 
 async def run_load(stage: SimStage, load: Load, script: Script) -> list[Exchange]:
-    """A load, spread over all doors, while something is done to the fleet."""
+    """A load, spread over all ingresses, while something is done to the fleet."""
 
     async def ask(exchange: Exchange) -> None:
         number = int(exchange.request_id.rpartition("-")[2])
@@ -53,7 +53,7 @@ async def collect_history(
     """A run on a stage, when all is quiet again: everything that can be known of it.
 
     What a coordinator was handed out and lost hold of, with its session, is kept until a lease of
-    30 s ends: that late all must be free. How long it took is told.
+    30 s ends: that late all must be free. How long it took is a figure.
     """
     started_s = time.monotonic()
     counters = await stage.wait_idle(timeout_s=_LEASE_S)
@@ -65,7 +65,9 @@ async def collect_history(
         excluded_replicas=excluded_replicas,
         # Where nothing was done to a link, a session that was lost says that its machine was busy.
         context_figures={
-            "sessions_lost": sum(door.link.counters.sessions_lost for door in stage.ingresses),
+            "sessions_lost": sum(
+                ingress.link.counters.sessions_lost for ingress in stage.ingresses
+            ),
             "quiet_after_s": time.monotonic() - started_s,
         },
     )
@@ -74,7 +76,7 @@ async def collect_history(
 def outcome(
     history: History, bounds: Sequence[Bound], figures: Mapping[str, Figure] | None = None
 ) -> Outcome:
-    """The rules of every history, and what the case asks besides."""
+    """The rules of every history, and the bounds of the case."""
     invariant_bounds, note = check_invariants(history)
     stall = longest_stall(history.exchanges)
     figures_seen: dict[str, Figure] = {
@@ -99,7 +101,9 @@ def count_resumed(records: Sequence[RequestRecord]) -> int:
 def count_in_phase(stage: SimStage, phase: Phase) -> int:
     """Requests that are in a phase now."""
     return sum(
-        other is phase for door in stage.ingresses for other in door.coordinator.phases().values()
+        other is phase
+        for ingress in stage.ingresses
+        for other in ingress.coordinator.phases().values()
     )
 
 

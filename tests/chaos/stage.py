@@ -1,7 +1,7 @@
 """Where cases play: a fleet of simulated engines without Ray, or a whole deployment by `baton`.
 
-`sim_stage` is up in seconds. Its replicas are processes, to be killed and stopped; its doors are
-coordinators in this process, with their clients; between them are the real links over TCP, through
+`sim_stage` is up in seconds. Its replicas are processes, to be killed and stopped; its ingresses
+are coordinators in this process, with their clients; between them are real links over TCP, through
 a chaos proxy each where a case asks for it, and so are side channels. `ray_stage` is what a user
 starts, with everything.
 """
@@ -72,12 +72,12 @@ class StageSpec:
 
 
 class SimStage:
-    """Replicas, doors and what is between them."""
+    """Replicas, ingresses and the links between them."""
 
     def __init__(self, plan: StageSpec) -> None:
         self.plan = plan
         self.ingresses = [
-            self._coordinator(f"door-{n}", n).make_ingress() for n in range(plan.ingresses)
+            self._coordinator(f"ingress-{n}", n).make_ingress() for n in range(plan.ingresses)
         ]
         self.ingress_processes: dict[str, IngressProcess] = {}
         """Those that have not been killed."""
@@ -119,7 +119,7 @@ class SimStage:
     # ---------------------------------------------------------------- replicas
 
     async def add_replica(self, role: Role) -> str:
-        """Start one more replica and have every door know it; returns its name."""
+        """Start one more replica and have every ingress know it; returns its name."""
         plan, name = self.plan, f"{role}-{self._replicas_started}"
         settings, network, announced_address = plan.settings, "", ""
         if plan.network is not None and self._replicas_started in plan.networked_roles:
@@ -144,15 +144,15 @@ class SimStage:
         await replica.start()
         if plan.has_proxies:
             self.side_channels[name].forward_to(*_split(replica.side_channel))
-        for door in self.ingresses:
-            door.link.connect(name, await self._address_for(door.name, replica))
-            await door.wait_until(lambda d=door: d.view(name) is not None)  # type: ignore[misc]
+        for ingress in self.ingresses:
+            ingress.link.connect(name, await self._address_for(ingress.name, replica))
+            await ingress.wait_until(lambda d=ingress: d.view(name) is not None)  # type: ignore[misc]
         for front in self.ingress_processes.values():
             await front.send_command(
                 "connect", (name, await self._address_for(front.name, replica))
             )
             async with asyncio.timeout(_JOIN_S):
-                while name not in await front.known_replicas():  # noqa: ASYNC110 - it tells nobody
+                while name not in await front.known_replicas():  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(0.02)
         return name
 
@@ -170,7 +170,7 @@ class SimStage:
         return [name for name, process in self.replicas.items() if process.plan.role is role]
 
     def busiest(self, role: Role) -> str:
-        """Who runs most of the first door's legs, of those that it knows."""
+        """The replica with most of the first ingress' legs."""
         known = self.ingresses[0].driver.fleet().replicas
         names = [
             name for name in self.replicas_of_role(role) if name in known
@@ -195,28 +195,28 @@ class SimStage:
 
     async def disconnect(self, name: str) -> None:
         """Have every coordinator know that a replica left, as the membership tells it."""
-        for door in self.ingresses:
-            door.link.disconnect(name)
+        for ingress in self.ingresses:
+            ingress.link.disconnect(name)
         for front in self.ingress_processes.values():
             await front.send_command("forget", name)
 
     async def drain(self, name: str, *, deadline_s: float | None = None) -> float:
-        """Have a replica drain; returns when every door knew it."""
+        """Have a replica drain; returns when every ingress knew it."""
         await self.replicas[name].send_command("drain", deadline_s)
-        for door in self.ingresses:
-            await door.wait_until(lambda d=door: d.change_at_s(name, "draining") is not None)  # type: ignore[misc]
+        for ingress in self.ingresses:
+            await ingress.wait_until(lambda d=ingress: d.change_at_s(name, "draining") is not None)  # type: ignore[misc]
         return time.monotonic()
 
     async def set_role(self, name: str, role: Role) -> float:
-        """Give a replica another role; returns after how many seconds every door knew it."""
+        """Give a replica another role; returns after how many seconds every ingress knew it."""
         began_s = time.monotonic()
         await self.replicas[name].send_command("role", str(role))
-        for door in self.ingresses:
-            await door.wait_until(lambda d=door: _role(d.view(name)) is role)  # type: ignore[misc]
+        for ingress in self.ingresses:
+            await ingress.wait_until(lambda d=ingress: _role(d.view(name)) is role)  # type: ignore[misc]
         return time.monotonic() - began_s
 
     async def stop(self, name: str) -> None:
-        """End a replica in good order, and have every door know that it left."""
+        """End a replica in good order, and have every ingress know that it left."""
         replica = self.replicas.pop(name)
         await replica.end()
         await self.disconnect(name)
@@ -230,17 +230,17 @@ class SimStage:
             resources = await self.held_resources()
             if not any(resources.values()) or time.monotonic() > until_s:
                 break
-            await asyncio.sleep(0.1)  # replicas tell nobody
-        for door in self.ingresses:
-            door.coordinator.check_integrity()
+            await asyncio.sleep(0.1)  # replicas have no event
+        for ingress in self.ingresses:
+            ingress.coordinator.check_integrity()
         return resources
 
     async def held_resources(self) -> dict[str, float]:
-        """What doors and replicas hold now, by who and what."""
+        """What ingresses and replicas hold now, by owner and kind."""
         resources = {
-            f"{door.name}: {what}": n
-            for door in self.ingresses
-            for what, n in door.held_resources().items()
+            f"{ingress.name}: {what}": n
+            for ingress in self.ingresses
+            for what, n in ingress.held_resources().items()
         }
         for part in (*self.ingress_processes.values(), *self.replicas.values()):
             try:
@@ -252,8 +252,8 @@ class SimStage:
         return resources
 
     def records(self) -> list[RequestRecord]:
-        """What every door wrote down."""
-        return [record for door in self.ingresses for record in door.records]
+        """The records of every ingress."""
+        return [record for ingress in self.ingresses for record in ingress.records]
 
     def expected_tokens(self, exchange: Exchange) -> Sequence[int]:
         """The tokens that one undisturbed engine gives."""
@@ -272,8 +272,8 @@ class SimStage:
                 *self.ingress_processes.values(),
             ):
                 stack.push_async_callback(part.end)
-            for door in self.ingresses:
-                stack.push_async_callback(door.close)
+            for ingress in self.ingresses:
+                stack.push_async_callback(ingress.close)
 
 
 @asynccontextmanager
@@ -322,7 +322,7 @@ class RayStage:
         return row_dict
 
     def wait_complete(self, pools: Mapping[str, int], *, within_s: float) -> None:
-        """Wait until pools have so many replicas, as the ingress sees them."""
+        """Wait until pools have this many replicas, as the ingress sees them."""
         self.wait_until(lambda rows: _counts(rows) == pools, within_s=within_s)
 
     def wait_until(

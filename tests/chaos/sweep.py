@@ -2,7 +2,7 @@
 
 A coordinator's process is the test's own here. What a long run writes down of its requests would be
 most of its memory, and its garbage collections pauses of the coordinator: so once a second the
-requests that have ended are taken off the door's books, and a few figures of each are kept.
+requests that have ended are removed from the ingress' records, and a few figures of each are kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_NOTED = 5
 
 
 async def run_steady_load(load: Load, ask: SendRequest, *, minutes: float) -> None:
-    """Send a load at its rate for so long, whatever is served; returns when all have ended.
+    """Send a load at its rate for a time, at any answer; returns when all have ended.
 
     It is planned in pieces of half a minute, each by a seed of its own.
     """
@@ -55,9 +55,9 @@ async def _send(chunk: Load, ask: SendRequest) -> None:
 
 
 class RunningTotals:
-    """What is kept of the requests of a door that have ended."""
+    """What is kept of the ended requests of an ingress."""
 
-    def __init__(self, door: Ingress) -> None:
+    def __init__(self, ingress: Ingress) -> None:
         self.endings: Counter[str] = Counter()
         self.overheads_s = array("d")
         """Of each that had a first token where it was first sent: its time to it, less what engines
@@ -67,7 +67,7 @@ class RunningTotals:
         self.rejection_waits_s = array("d")
         """How long each that was refused had waited for that."""
         self.resumes = 0
-        self._ingress = door
+        self._ingress = ingress
         self._violations: list[Violation] = []
         self._streams: list[tuple[Exchange, bool]] = []
         """As they came, without their times; and whether they finished."""

@@ -175,7 +175,7 @@ async def test_a_stream_that_does_not_end_well_is_not_taken_for_one_that_does(
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "retry_after_s", "ending"),
+    ("response", "status", "retry_after_s", "ending"),
     [
         ("503 Busy\r\nRetry-After: 2", 503, 2.0, Ending.REJECTED),
         ("500 Oh", 500, None, Ending.FAILED),
@@ -183,10 +183,10 @@ async def test_a_stream_that_does_not_end_well_is_not_taken_for_one_that_does(
     ids=["a refusal", "another error"],
 )
 async def test_a_rejected_request_gets_the_reason_and_a_retry_time(
-    said: str, status: int, retry_after_s: float | None, ending: Ending
+    response: str, status: int, retry_after_s: float | None, ending: Ending
 ) -> None:
     async def refuse(_: ReceivedRequest) -> AsyncIterator[str]:
-        yield said
+        yield response
         yield "too much to do"
 
     exchange = await asked_of(refuse)

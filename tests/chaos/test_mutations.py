@@ -101,7 +101,7 @@ def test_no_two_rows_are_of_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "catch", "by"),
+    ("status", "output", "catch", "by"),
     [
         (0, "9 passed in 1.2s", MutationOutcome.SURVIVED, "every test passed"),
         (
@@ -138,9 +138,9 @@ def test_no_two_rows_are_of_the_same() -> None:
     ],
 )
 def test_an_outcome_is_read_from_the_output(
-    status: int, said: str, catch: MutationOutcome, by: str
+    status: int, output: str, catch: MutationOutcome, by: str
 ) -> None:
-    assert read_outcome(status, said) == (catch, by)
+    assert read_outcome(status, output) == (catch, by)
 
 
 def row(old: str, new: str) -> Mutation:

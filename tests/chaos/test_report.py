@@ -30,7 +30,7 @@ MISSED = replace(
     RUN,
     verdict=Verdict.MISSED,
     bounds=(at_most("longest stall, s", 0.75, 0.5),),
-    note="the link is told\nby a heartbeat | late",
+    note="the link is notified\nby a heartbeat | late",
 )
 REMOVAL = MutationResult(
     description="the deadline of a pull",
@@ -85,7 +85,7 @@ def test_a_miss_stands_out_and_says_why_in_one_line() -> None:
     assert "| **missed** | **longest stall, s: 0.75 (&lt;= 0.5)** |" in row(shown, "F1")
     (reason,) = [line for line in shown.splitlines() if line.startswith("- **F1**")]
     assert reason.endswith(
-        "**longest stall, s: 0.75 (&lt;= 0.5)**. the link is told by a heartbeat \\| late"
+        "**longest stall, s: 0.75 (&lt;= 0.5)**. the link is notified by a heartbeat \\| late"
     )
     assert "Nothing that is kept." not in shown
 

@@ -88,8 +88,8 @@ def test_a_case_that_is_new_has_a_line_and_one_that_is_gone_has_none() -> None:
 
 
 def test_a_cause_that_was_found_afterwards_is_added_to_the_run() -> None:
-    told = results.add_note(LINE.with_run(MISSED).with_run(PASSED), "the disk was full")
-    assert [run.note for run in told.runs] == ["", "the disk was full"]
+    noted = results.add_note(LINE.with_run(MISSED).with_run(PASSED), "the disk was full")
+    assert [run.note for run in noted.runs] == ["", "the disk was full"]
 
 
 def test_keys_are_sorted_as_people_count() -> None:

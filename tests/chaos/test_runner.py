@@ -90,8 +90,8 @@ def test_a_case_that_did_not_come_to_its_end_broke_and_says_why() -> None:
 
 
 def test_addresses_and_ratios_are_not_folders() -> None:
-    told = "http://127.0.0.1:8000/v1/models answered 3/4 of platform/baton/x.py"
-    assert without_folders(told) == told
+    text = "http://127.0.0.1:8000/v1/models answered 3/4 of platform/baton/x.py"
+    assert without_folders(text) == text
 
 
 # -------------------------------------------------------------------- programs apart
@@ -115,7 +115,7 @@ except KeyboardInterrupt:
 """
 ORPHANED_ZOMBIE = """
 import subprocess, sys, time
-# A grandchild that loses its parent, then ends: somebody has to lay it to rest.
+# A grandchild that loses its parent, then ends: a process has to reap it.
 pid = int(subprocess.run(
     [sys.executable, "-c", "import subprocess; print(subprocess.Popen(['sleep', '0.2'],"
      " stdout=subprocess.DEVNULL).pid)"],
@@ -123,7 +123,7 @@ pid = int(subprocess.run(
 import os
 deadline = time.monotonic() + 10
 while os.path.exists(f"/proc/{pid}"):
-    assert time.monotonic() < deadline, "a zombie stays for ever"
+    assert time.monotonic() < deadline, "a zombie stays forever"
     time.sleep(0.02)
 """
 
@@ -222,8 +222,8 @@ def test_a_process_that_was_killed_starts_again_as_it_was() -> None:
 
 
 def test_an_option_is_replaced_and_no_other() -> None:
-    told = KilledProcess(["gcs", "--port=0", "--ports=9"], {}).with_option("port", "1")
-    assert told.command == ["gcs", "--ports=9", "--port=1"]
+    text = KilledProcess(["gcs", "--port=0", "--ports=9"], {}).with_option("port", "1")
+    assert text.command == ["gcs", "--ports=9", "--port=1"]
 
 
 def test_an_environment_is_as_it_was_afterwards() -> None:

@@ -38,19 +38,19 @@ async def test_requests_are_served_and_nothing_is_held_or_left_running() -> None
 
 async def test_a_killed_replica_is_lost_at_once_and_its_streams_go_on() -> None:
     async with sim_stage(StageSpec(roles=(*_PAIR, Role.DECODE))) as stage:
-        door = stage.ingresses[0]
+        ingress = stage.ingresses[0]
         load = Load(rate_per_s=100, requests=12, output_tokens=(60, 90), deadline_s=30)
-        running = asyncio.create_task(open_loop(load, door.send))
+        running = asyncio.create_task(open_loop(load, ingress.send))
         async with asyncio.timeout(20):
-            while sum(bool(exchange.tokens) for exchange in door.exchanges.values()) < 8:  # noqa: ASYNC110
+            while sum(bool(exchange.tokens) for exchange in ingress.exchanges.values()) < 8:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         victim = stage.busiest(Role.DECODE)
         killed_s = stage.kill(victim)
         exchanges = await running
-        lost_s = door.lost_at_s(victim, since_s=killed_s - 1)
+        lost_s = ingress.lost_at_s(victim, since_s=killed_s - 1)
         assert lost_s is not None
         assert lost_s - killed_s < 1.0
-        assert any(record.resumes for record in stage.records()), "the kill has hit nobody"
+        assert any(record.resumes for record in stage.records()), "the kill has hit no stream"
         assert [stage.expected_tokens(exchange) for exchange in exchanges] == [
             tuple(exchange.tokens) for exchange in exchanges
         ]
@@ -62,37 +62,39 @@ async def test_links_go_through_proxies_and_a_frozen_replica_sends_no_heartbeat(
     link = LinkOptions(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.8)
     plan = StageSpec(roles=(Role.DECODE, Role.DECODE), has_proxies=True, link=link)
     async with sim_stage(plan) as stage:
-        door = stage.ingresses[0]
+        ingress = stage.ingresses[0]
         name, other = stage.replicas_of_role(Role.DECODE)
-        way = stage.links[door.name, name]
+        way = stage.links[ingress.name, name]
         assert way.passed_bytes > 0
         way.set_conditions(up=LinkConditions(is_stalled=True), down=LinkConditions(is_stalled=True))
-        stage.links[door.name, other].reset()
-        await door.wait_until(lambda: door.change_at_s(name, "unresponsive") is not None)
-        await door.wait_until(lambda: door.change_at_s(other, "disconnected") is not None)
+        stage.links[ingress.name, other].reset()
+        await ingress.wait_until(lambda: ingress.change_at_s(name, "unresponsive") is not None)
+        await ingress.wait_until(lambda: ingress.change_at_s(other, "disconnected") is not None)
         way.set_conditions(up=LinkConditions(), down=LinkConditions())
-        await door.wait_until(lambda: door.view(name) is not None and door.view(other) is not None)
+        await ingress.wait_until(
+            lambda: ingress.view(name) is not None and ingress.view(other) is not None
+        )
         with faults.stopped_processes(stage.replicas[other].pid):
-            await door.wait_until(lambda: door.change_at_s(other, "unresponsive") is not None)
-        await door.wait_until(lambda: door.view(other) is not None)
+            await ingress.wait_until(lambda: ingress.change_at_s(other, "unresponsive") is not None)
+        await ingress.wait_until(lambda: ingress.view(other) is not None)
 
 
 @pytest.mark.thorough
 async def test_a_disconnect_frees_its_slot_and_an_empty_fleet_rejects() -> None:
     async with sim_stage(StageSpec(roles=(Role.DECODE,))) as stage:
-        door, name = stage.ingresses[0], stage.replicas_of_role(Role.DECODE)[0]
+        ingress, name = stage.ingresses[0], stage.replicas_of_role(Role.DECODE)[0]
         leaver = Exchange(request_id="leaver", prompt=(3, 4, 5), max_tokens=2000)
-        asking = asyncio.create_task(door.send(leaver))
-        await door.wait_until(
-            lambda: (view := door.view(name)) is not None and view.inflight_legs > 0
+        asking = asyncio.create_task(ingress.send(leaver))
+        await ingress.wait_until(
+            lambda: (view := ingress.view(name)) is not None and view.inflight_legs > 0
         )
-        door.cancel(leaver)
+        ingress.cancel(leaver)
         await asking
         assert not any((await stage.wait_idle()).values())
         stage.kill(name)
-        await door.wait_until(lambda: door.view(name) is None)
+        await ingress.wait_until(lambda: ingress.view(name) is None)
         late = Exchange(request_id="late", prompt=(3, 4, 5), max_tokens=5)
-        await door.send(late)
+        await ingress.send(late)
         assert (leaver.ending, late.ending) == (Ending.CANCELLED, Ending.REJECTED)
         assert (late.status, (late.retry_after_s or 0) > 0) == (503, True)
 
@@ -116,7 +118,7 @@ async def test_a_coordinator_in_a_process_of_its_own_is_killed_and_the_other_ser
             cut = Exchange(request_id="cut", prompt=(3, 4), max_tokens=2000)
             async with asyncio.TaskGroup() as group:
                 group.create_task(dying.send(cut))
-                while not cut.tokens:  # noqa: ASYNC110 - clients tell nobody
+                while not cut.tokens:  # noqa: ASYNC110 - clients have no event
                     await asyncio.sleep(0.01)
                 stage.kill_ingress(first.name)
             assert cut.ending is Ending.CUT

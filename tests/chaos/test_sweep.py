@@ -1,4 +1,4 @@
-"""Long loads: what is added to a first token, and what is taken off a door's books."""
+"""Long loads: what is added to a first token, and what is removed from an ingress' records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_where_an_engine_does_not_say_nothing_is_known() -> None:
 
 
 def ingress_with(*exchanges: Exchange, records: tuple[RequestRecord, ...]) -> Ingress:
-    """A door's books, and nothing else of it."""
+    """An ingress' records, and nothing else of it."""
     books = SimpleNamespace(
         exchanges={other.request_id: other for other in exchanges},
         records=list(records),
@@ -82,11 +82,11 @@ def test_a_wrong_token_and_a_counter_that_stays_are_found_at_the_end() -> None:
     sweep = RunningTotals(books)
     sweep.collect()
     bounds, note = sweep.check_invariants(
-        expected_tokens=lambda _: (7, 9), counters={"door: leases": 1.0}
+        expected_tokens=lambda _: (7, 9), counters={"ingress: leases": 1.0}
     )
     assert sum(not bound.is_met for bound in bounds) == 2
     assert "r: wrong" in note
-    assert "door: leases is 1" in note
+    assert "ingress: leases is 1" in note
 
 
 async def test_a_long_load_is_sent_piece_by_piece_with_all_requests_different() -> None:

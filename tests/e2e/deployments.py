@@ -80,7 +80,7 @@ class Deployment:
         assert report["output_tokens"] == MAX_TOKENS
 
     def assert_healthy(self, *, pairs: int) -> None:
-        """`baton doctor` finds nothing wrong, once so many pairs of replicas have been probed."""
+        """`baton doctor` finds nothing wrong, once this many pairs of replicas have been probed."""
         self.wait_for(lambda answer: _count_ok(answer["links"]) == pairs, 60, "links")
         checks = self.run_json("doctor", *self.options, timeout_s=170)["checks"]
         deployment_checks = {
@@ -150,7 +150,9 @@ class Deployment:
         process = self._run_command(command)
         # One that lost its own node of Ray on the way says nothing, and ends well.
         stdout = process.stdout if process.returncode == 0 else b""
-        assert not stdout or stdout.lstrip().startswith(b"{"), f"{command} said no JSON: {stdout!r}"
+        assert not stdout or stdout.lstrip().startswith(b"{"), (
+            f"{command} printed no JSON: {stdout!r}"
+        )
         return dict(json.loads(stdout or b"{}")), (process.stdout + process.stderr).decode()
 
     def _owner(self) -> AttachedCluster | None:

@@ -1,4 +1,4 @@
-"""Who gives baton's commands to a Ray cluster that runs."""
+"""An operator of baton on a Ray cluster that runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UP_TIMEOUT_S = 300.0
 
 
 class Operator:
-    """Who gives commands from a shell in which `RAY_ADDRESS` names the cluster."""
+    """An operator with a shell in which `RAY_ADDRESS` names the cluster."""
 
     def __init__(self, nodes: RayCluster) -> None:
         self.nodes = nodes

@@ -1,4 +1,4 @@
-"""Ray as somebody else starts it, by hand, on this machine."""
+"""Ray as an operator starts it manually, on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RayCluster:
     dashboard: str
     """Where Ray's REST API is."""
     environment: Mapping[str, str]
-    """Of whoever may join it."""
+    """Of every node that may join it."""
     processes: tuple[psutil.Process, ...]
     """Of all nodes, as they were at the start."""
 
@@ -70,7 +70,7 @@ def three_nodes(*, gpus: int, path: Path) -> Iterator[RayCluster]:
 
 @contextlib.contextmanager
 def open_node() -> Iterator[RayCluster]:
-    """One node that others could reach, and that asks nobody for a token."""
+    """One node that others could reach, and that asks no client for a token."""
     with _cluster(_reachable_address(), "4", token=False) as cluster:
         yield cluster
 

@@ -103,7 +103,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def until(holds: Callable[[], object], within_s: float, baton: Deployment) -> None:
-    """Wait until something holds; who is asked may just be replaced."""
+    """Wait until something holds; the ingress may just be replaced."""
 
     def holds_now(_status: object) -> bool:
         try:
@@ -138,29 +138,29 @@ def test_an_adapter_is_served_by_all_survives_and_drains(world: World) -> None:
         "Success: LoRA adapter 'sql' added successfully.",
     )
     assert world.listed() == [{"tiny", "sql"}] * 12
-    said = world.text("sql")
-    assert said != world.text("tiny")
+    answer_text = world.text("sql")
+    assert answer_text != world.text("tiny")
     again = world.load("sql")
     assert (again.status_code, "already been loaded" in again.text) == (400, True)
 
     for deployment in ("prefill", "decode", "controller", "ingress"):
         world.kill(deployment)
         until(lambda: world.complete("sql").status_code == 200, 200, world.baton)
-        assert world.text("sql") == said
+        assert world.text("sql") == answer_text
     world.baton.wait_for(lambda status: len(status["ingresses"]) == INGRESSES, 200)
     until(lambda: world.listed() == [{"tiny", "sql"}] * 12, 60, world.baton)
 
     options = [*world.baton.options, "--set", "admission.max_queued_requests=77"]
     world.baton.run_json("apply", *options, timeout_s=120)
-    assert world.text("sql") == said
+    assert world.text("sql") == answer_text
     until(lambda: world.load("chat", "chat").status_code in {200, 400}, 60, world.baton)
-    assert world.text("chat") not in {said, world.text("tiny")}
+    assert world.text("chat") not in {answer_text, world.text("tiny")}
 
     drained_stream(world)
 
 
 def drained_stream(world: World) -> None:
-    """Unload while a stream runs: it ends as it would have, and nobody else finds the adapter."""
+    """Unload while a stream runs: it ends undisturbed, and no other request finds the adapter."""
     begun, ended = threading.Event(), []
 
     def run() -> None:
@@ -181,7 +181,7 @@ def drained_stream(world: World) -> None:
     thread.join(90)
     assert len(ended) == 1
     world.baton.wait_for(lambda s: all(row["name"] != "chat" for row in s["adapters"]), 60)
-    # Loaded again from elsewhere it is another adapter, whatever was cached under its name.
+    # Loaded again from elsewhere it is another adapter, even with blocks cached under its name.
     assert world.load("chat", "sql").status_code == 200
     assert not ended[0].startswith(world.text("chat", "long"))
 

@@ -1,4 +1,4 @@
-"""A baton on a Ray cluster that somebody else has started: it comes, serves, goes; Ray stays."""
+"""A baton on a Ray cluster that another operator has started: it comes, serves, goes; Ray stays."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def nodes() -> Iterator[RayCluster]:
 def operator(nodes: RayCluster) -> Iterator[Operator]:
     """Whose `up` has ended: nothing of its own holds what it has deployed."""
     operator = Operator(nodes)
-    told = operator.up()
-    assert told["endpoint"] == f"http://127.0.0.1:{operator.port}"
+    report = operator.up()
+    assert report["endpoint"] == f"http://127.0.0.1:{operator.port}"
     yield operator
-    told = operator.run_json("down", "--timeout", "90s")
-    assert told["stopped"] == f"http://127.0.0.1:{operator.port}"
+    report = operator.run_json("down", "--timeout", "90s")
+    assert report["stopped"] == f"http://127.0.0.1:{operator.port}"
     assert nodes.are_all_running()
     assert "no baton runs" in operator.run_failing("status")
     assert "no baton runs" in operator.run_failing("down")
@@ -45,9 +45,9 @@ def operator(nodes: RayCluster) -> Iterator[Operator]:
 
 def test_its_replicas_are_on_the_nodes_that_have_room_and_streams_come(operator: Operator) -> None:
     assert operator.stream() == 8
-    told = operator.run_json("status")
-    assert told["endpoint"] == f"http://127.0.0.1:{operator.port}"
-    assert {row["node"] for row in told["members"]} == {WORKER}
+    report = operator.run_json("status")
+    assert report["endpoint"] == f"http://127.0.0.1:{operator.port}"
+    assert {row["node"] for row in report["members"]} == {WORKER}
 
 
 def test_clients_come_by_haproxy_straight_to_the_ingress(operator: Operator) -> None:
@@ -116,16 +116,16 @@ def _ready(operator: Operator, pool: str) -> int:
 def test_a_change_that_needs_a_new_start_is_refused_and_nothing_is_lost(
     operator: Operator,
 ) -> None:
-    said = operator.run_failing(
+    error = operator.run_failing(
         "apply", *operator.options, "--set", "server.port=1234", "--allow-restart"
     )
-    assert "only a deployment that this machine holds" in said
+    assert "only a deployment that this machine holds" in error
     assert operator.stream() == 8
 
 
 def test_a_second_deployment_gets_the_name_of_the_first(operator: Operator) -> None:
-    said = operator.run_failing("up", *operator.options)
-    assert f"already: http://127.0.0.1:{operator.port}" in said
+    error = operator.run_failing("up", *operator.options)
+    assert f"already: http://127.0.0.1:{operator.port}" in error
 
 
 def test_nodes_join_an_existing_cluster_of_another_owner(operator: Operator) -> None:
@@ -137,8 +137,8 @@ def test_an_open_cluster_is_served_on_where_the_file_says_that_this_is_meant(
 ) -> None:
     with open_node() as nodes:
         operator = Operator(nodes)
-        said = operator.run_failing("up", *operator.options)
-        assert "lets in whoever reaches it, and whoever it lets in runs code on every node" in said
+        error = operator.run_failing("up", *operator.options)
+        assert "without a token, and its clients can run code on every node" in error
         meant = ("--set", "cluster.allow_open=true", "--set", "pools.decode.replicas.initial=1")
         # What does not come up in time is taken away again.
         assert "not ready after 2 s" in operator.run_failing(

@@ -83,14 +83,14 @@ def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment)
 def test_a_second_deployment_is_told_that_the_port_is_in_use(
     baton: Deployment, listener: str
 ) -> None:
-    said = baton.run_failing(
+    error = baton.run_failing(
         "up",
         *("-c", str(CONFIGS / "sim.yaml")),
         *("--set", "server.api_server=rust"),
         *("--set", f"server.listener={listener}"),
         *("--set", f"server.port={public_port(baton)}"),
     )
-    assert f":{public_port(baton)} (server.port) is held by" in said
+    assert f":{public_port(baton)} (server.port) is held by" in error
 
 
 def test_ingresses_are_replaced_while_streams_flow_and_none_is_lost(baton: Deployment) -> None:

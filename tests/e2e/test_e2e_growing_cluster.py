@@ -39,7 +39,7 @@ def test_nodes_come_for_replicas_and_an_impossible_replica_is_refused_at_once(
     nodes: RayCluster,
 ) -> None:
     operator = Operator(nodes)
-    for sets, said in (
+    for sets, message in (
         ("pools.decode.resources.cpus=3", "a replica needs a node with 3 CPUs, and no node"),
         ("tenants.acme.keys_file=/no/such/keys", "/no/such/keys: cannot be read: No such file"),
         (
@@ -48,7 +48,7 @@ def test_nodes_come_for_replicas_and_an_impossible_replica_is_refused_at_once(
         ),
     ):
         asked = ("--set", "pools.decode.replicas.max=6", "--set", sets)
-        assert said in operator.run_failing("up", *operator.options, *_ROOM, *asked)
+        assert message in operator.run_failing("up", *operator.options, *_ROOM, *asked)
     done = operator.run("up", *operator.options, *_ROOM, timeout_s=UP_TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     assert "waiting for nodes: " in done.stderr

@@ -21,7 +21,7 @@ from tests.fakes.scaled_deadline import slowdown
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 _WEIGHTS = "model.safetensors"
 _PROXY = {"HTTP_PROXY": "http://127.0.0.1:9"}
-"""There is none: whatever asked it for something of a node would fail."""
+"""There is none: any call that needs a node would fail."""
 _RAY = Path(sys.executable).with_name("ray")
 _OPTIONS = (
     *("-c", str(CONFIGS / "sim.yaml"), "--set", f"model.source={REPOSITORY}"),
@@ -74,8 +74,8 @@ def test_nodes_of_another_cluster_have_the_token_and_show_it_nowhere(
     files: dict[str, bytes], tmp_path: Path
 ) -> None:
     with two_nodes() as nodes, gated(files, tmp_path, TOKEN) as hub:
-        told = ("HF_ENDPOINT", "HF_TOKEN")
-        shell = {**nodes.environment, **{name: os.environ[name] for name in told}, **_PROXY}
+        variables = ("HF_ENDPOINT", "HF_TOKEN")
+        shell = {**nodes.environment, **{name: os.environ[name] for name in variables}, **_PROXY}
         shell["RAY_ADDRESS"] = nodes.address
         kept = f"cluster.model_cache.path={tmp_path / 'on every node'}"
         done = _up(shell, "--set", f"server.port={free_port()}", "--set", kept)

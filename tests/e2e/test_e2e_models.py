@@ -1,4 +1,4 @@
-"""Two models in one deployment, simulated engines: one front door, and nothing else shared."""
+"""Two models in one deployment, simulated engines: one endpoint, and nothing else shared."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_a_request_runs_in_the_pools_of_its_model(
     two: Deployment, model: str, prefilled: str, decoded: str
 ) -> None:
     two.stream(PROMPT, model=model, max_tokens=4, request_id=f"of-{model}")
-    (story,) = two.run_json("explain", "route", f"of-{model}")["requests"]
-    pools = [story[f"{leg}_replica"].rpartition("-")[0] for leg in ("prefill", "decode")]
+    (record,) = two.run_json("explain", "route", f"of-{model}")["requests"]
+    pools = [record[f"{leg}_replica"].rpartition("-")[0] for leg in ("prefill", "decode")]
     assert pools == [prefilled, decoded]
 
 

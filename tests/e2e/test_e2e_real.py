@@ -186,10 +186,10 @@ def test_a_callers_trace_has_the_spans_of_both_engines_and_they_fill_its_time(
     (admission,) = [span for span in spans if span.name == "admission"]
     filled_ns = sum(span.end_ns - span.start_ns for span in [admission, *engines])
     assert filled_ns == pytest.approx(root.end_ns - root.start_ns, rel=0.01)
-    (story,) = baton.run_json("explain", "route", root.attributes["baton.request_id"])["requests"]
-    assert story["trace_id"] == trace_id
-    assert [leg["kind"] for leg in story["legs"]] == ["prefill", "decode"]
-    assert all(leg["engine_compute_s"] > 0 for leg in story["legs"])
+    (record,) = baton.run_json("explain", "route", root.attributes["baton.request_id"])["requests"]
+    assert record["trace_id"] == trace_id
+    assert [leg["kind"] for leg in record["legs"]] == ["prefill", "decode"]
+    assert all(leg["engine_compute_s"] > 0 for leg in record["legs"])
 
 
 def test_a_killed_decode_replica_leaves_no_orphan_and_its_stream_goes_on(
@@ -239,13 +239,13 @@ def test_scaling_decode_under_load_fails_nothing_and_changes_no_token(baton: Dep
         try:
             baton.run_json("scale", "decode", "2")
             grown = baton.wait_for(lambda status: len(used(status)) == 2, 180)
-            told = baton.run_json("scale", "decode", "1")
+            report = baton.run_json("scale", "decode", "1")
             baton.wait_for(lambda status: len(decoding(status)) == 1, 180)
         finally:
             over.set()
         for stream in asking:
             stream.result(timeout=120)
-    assert (told["had"], told["target"]) == (2, 1)
+    assert (report["had"], report["target"]) == (2, 1)
     assert all(text == undisturbed[number] for number, text in streams)
     (left,) = decoding(baton.status())
     assert left in decoding(grown)

@@ -58,7 +58,7 @@ def test_an_ingress_whose_program_died_is_replaced(baton: Deployment) -> None:
         ),
         120,
     )
-    # Until HAProxy has found the new one it sends clients by Serve's proxy, where nobody serves.
+    # Until HAProxy finds the new one it sends clients by Serve's proxy, where no ingress serves.
     deadline = ScaledDeadline(60)
     while not httpx.get(f"{baton.url}/health", timeout=20).is_success:
         assert not deadline.is_expired()

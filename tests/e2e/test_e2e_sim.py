@@ -67,13 +67,13 @@ def test_a_stream_is_prefilled_and_decoded_apart(baton: Deployment) -> None:
 
 def test_a_request_is_explained_by_the_name_that_its_client_gave_it(baton: Deployment) -> None:
     baton.stream(prompt(1), request_id="why-there")
-    (story,) = baton.run_json("explain", "route", "why-there")["requests"]
-    assert (story["outcome"], story["mode"]) == ("finished", "pull")
-    assert story["output_tokens"] == MAX_TOKENS
-    (decision,) = story["decisions"]
+    (record,) = baton.run_json("explain", "route", "why-there")["requests"]
+    assert (record["outcome"], record["mode"]) == ("finished", "pull")
+    assert record["output_tokens"] == MAX_TOKENS
+    (decision,) = record["decisions"]
     assert decision["policy"] == "predicted"
     assert {option["prefill_replica"] for option in decision["options"] if option["chosen"]} == {
-        story["prefill_replica"]
+        record["prefill_replica"]
     }
     assert decision["predicted_ttft_s"] > 0
     assert decision["actual_ttft_s"] > 0
@@ -98,12 +98,12 @@ def test_an_operator_can_look_at_it_from_a_terminal(baton: Deployment) -> None:
         {"prefill", "decode"},
     )
     assert "looked-at" in " ".join(row["request_id"] for row in top["slowest"])
-    (story,) = baton.run_json("trace", "looked-at")["requests"]
-    bars_s = sum(bar["to_s"] - bar["from_s"] for bar in story["waterfall"])
-    assert bars_s == pytest.approx(story["ended_s"], rel=0.05)
+    (record,) = baton.run_json("trace", "looked-at")["requests"]
+    bars_s = sum(bar["to_s"] - bar["from_s"] for bar in record["waterfall"])
+    assert bars_s == pytest.approx(record["ended_s"], rel=0.05)
     ended = baton.run_json("logs", "--event", "request_ended", "--request", "looked-at")
     assert ended["source"].startswith("ingress-")
-    assert ended["decode_replica"] == story["decode_replica"]
+    assert ended["decode_replica"] == record["decode_replica"]
 
 
 @pytest.mark.thorough
@@ -262,9 +262,9 @@ def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
 ) -> None:
     undisturbed = [baton.stream(prompt(number), max_tokens=60) for number in range(4)]
     with flowing(baton, 4, max_tokens=60) as streams:
-        told = baton.run_json("scale", "decode", "3", "--for", "5m")
+        report = baton.run_json("scale", "decode", "3", "--for", "5m")
         grown = baton.wait_for(lambda status: decoding(status) == 3, 30)
-        assert (told["had"], told["target"], told["override"]["replicas"]) == (2, 3, 3)
+        assert (report["had"], report["target"], report["override"]["replicas"]) == (2, 3, 3)
         os.kill(pid_of_controller(baton), signal.SIGKILL)
         again = baton.wait_for(lambda status: is_known_after_restart(status, grown), 40)
         assert again["autoscaler"]["overrides"][0]["remaining_s"] < 300
@@ -274,7 +274,7 @@ def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
     (row,) = [row for row in baton.status()["pools"] if row["pool"] == "decode"]
     assert (row["desired"], row["draining"]) == (2, 0)
     assert "expected 0 to 8" in baton.run_failing("scale", "decode", "99")
-    assert "pool 'nobody'" in baton.run_failing("scale", "nobody", "1")
+    assert "pool 'missing'" in baton.run_failing("scale", "missing", "1")
 
 
 @pytest.mark.thorough
@@ -309,7 +309,7 @@ def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: P
         finally:
             over.set()
             load.join()
-    assert outcomes.keys() <= {200, 429, 503}, "somebody failed who was let in"
+    assert outcomes.keys() <= {200, 429, 503}, "an admitted request failed"
     assert served["autoscaler"]["last_action"] is not None
     ticks = baton.run_json("explain", "scale", "-n", "300")["ticks"]
     grew = [item for tick in ticks for item in tick["actions"] if item.startswith("start")]
@@ -338,7 +338,7 @@ def prefilling(status: dict[str, Any]) -> int:
 
 
 def attains(status: dict[str, Any], share: float) -> bool:
-    """Whether requests have lately got what they are promised."""
+    """Whether recent requests have met their objectives."""
     (row,) = status["classes"]
     return row["attainment"] is not None and row["attainment"] >= share
 
@@ -398,8 +398,8 @@ def test_no_token_waits_until_an_ordinary_client_has_acknowledged_the_one_before
             parts.append(client.recv(65536))
             assert parts[-1], "the server closed the connection"
     # Tokens, not events: on a busy machine a step that comes late shares the next one's.
-    told = re.findall(rb'"token_ids":\[([^]]*)\]', b"".join(parts))
-    assert sum(len(ids.split(b",")) for ids in told if ids) == TOKENS
+    report = re.findall(rb'"token_ids":\[([^]]*)\]', b"".join(parts))
+    assert sum(len(ids.split(b",")) for ids in report if ids) == TOKENS
     assert len(parts) > TOKENS / 2
 
 

@@ -54,14 +54,14 @@ def test_other_code_of_the_same_version_replaces_every_process_and_no_stream_fai
         with ThreadPoolExecutor(2) as pool:
             asking = [pool.submit(keep_asking, number) for number in range(2)]
             try:
-                told = baton.run_json(
+                report = baton.run_json(
                     "upgrade", "--bake", "2s", timeout_s=400 * slowdown(), interpreter=python
                 )
             finally:
                 over.set()
             assert all(future.result(120 * slowdown()) > 0 for future in asking)
         new = f"{other.version}+{content_hash(other.source / 'baton')}"
-        assert [item.partition(" ")[0] for item in told["code"]] == [code_version(), new]
+        assert [item.partition(" ")[0] for item in report["code"]] == [code_version(), new]
         after = replicas(baton)
         assert not before.keys() & after.keys()
         assert sorted(before.values()) == sorted(after.values())

@@ -33,7 +33,7 @@ _ROUNDS = 10
 
 @case(
     "B1",
-    "messages that can be read in two ways, behind HAProxy: none is served, nobody else is hurt",
+    "ambiguous HTTP messages behind HAProxy: none is served, and no other client is affected",
     engines=Engines.SIMULATED,
     minutes=3,
 )
@@ -244,7 +244,7 @@ def slow_senders(folder: Path) -> Outcome:
             at_most("until the last slow body was, s", totals.longest_connection_s["body"], 75.0),
         ),
         figures={
-            "until the last silent one was, s": totals.longest_connection_s["silent"],
+            "until the last idle connection was, s": totals.longest_connection_s["silent"],
             "why": str(reason),
         },
         note="a connection that was still there at the end counts as 100 s",
@@ -311,7 +311,7 @@ def canaries(folder: Path) -> Outcome:
             at_least("places searched", search.searched, 40),
             at_least("bytes searched", search.searched_bytes, 100_000),
             at_least("canaries", search.canaries, 8),
-            exactly("kinds of places that said nothing", len(search.empty_kinds), 0),
+            exactly("kinds of places without output", len(search.empty_kinds), 0),
         ),
         figures={"requests": search.requests},
         note="; ".join([*search.hits[:10], *search.empty_kinds]),

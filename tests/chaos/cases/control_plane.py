@@ -2,7 +2,7 @@
 
 Simulated engines in real time behind everything that a user starts: Ray, Serve, HAProxy, vLLM's
 frontend. Parts are killed by their process, under load; what clients saw is compared with what the
-engines would have said undisturbed.
+engines would have answered undisturbed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def serve_controller_killed(folder: Path) -> Outcome:
             clients.run_for(2.0)
         missing = ended_processes(pids, up.replica_pids(pids))
     bounds = [
-        exactly("whose process has ended", missing, expected="nobody"),
+        exactly("whose process has ended", missing, expected="none"),
         at_most("until a pool was scaled again, s", round(scaled_s, 1), 45.0),
     ]
     return outcome(clients.exchanges, bounds, {})
@@ -168,7 +168,7 @@ def _desired_replicas(status: dict[str, Any], pool: str) -> int | None:
     minutes=2.5,
 )
 def ingress_killed(folder: Path) -> Outcome:
-    """Streams of half a minute are open; those of the killed one would compute on if nobody saw."""
+    """Streams of half a minute are open; those of the killed one must not compute on."""
     long = Load(
         rate_per_s=16.0,
         requests=32,
@@ -335,7 +335,7 @@ class KillSequence:
     minutes=24,
 )
 def everything_killed_in_random_order(folder: Path) -> Outcome:
-    """Whoever is killed next is drawn by lot once everybody is there again."""
+    """The next process to kill is drawn by lot once all are back."""
     length = requested_minutes(20.0)
     with running_processes(folder, **TWO_INGRESSES) as up:
         up.wait_complete(POOLS, ingresses=2, timeout_s=START_S)

@@ -38,7 +38,7 @@ from tests.chaos.stage import SETTINGS, SimStage, StageSpec, sim_stage
 
 _P, _D = Role.PREFILL, Role.DECODE
 _LIVENESS_S = 2.0
-"""After which a link takes a silent replica for dead, by default."""
+"""After which a link takes an unresponsive replica for dead, by default."""
 _FROZEN_S = 10.0
 _SETTLE_S = 15.0
 _STREAMS = Load(rate_per_s=50, requests=1000)
@@ -52,7 +52,7 @@ class Kill:
     name: str
     at_s: float
     lost_at_s: float
-    """When the last door had noticed."""
+    """When the last ingress had noticed."""
 
 
 # -------------------------------------------------------------------- F1, F2: replicas killed
@@ -196,16 +196,16 @@ async def _freeze_replica(role: Role) -> Outcome:
             with faults.stopped_processes(stage.replicas[name].pid):
                 await asyncio.sleep(_FROZEN_S)
             thawed_s = time.monotonic()
-            for door in stage.ingresses:
-                await door.wait_until(lambda d=door: d.view(name) is not None)  # type: ignore[misc]
-            lost_s = [door.lost_at_s(name, since_s=since_s) for door in stage.ingresses]
+            for ingress in stage.ingresses:
+                await ingress.wait_until(lambda d=ingress: d.view(name) is not None)  # type: ignore[misc]
+            lost_s = [ingress.lost_at_s(name, since_s=since_s) for ingress in stage.ingresses]
             detection_times_s.extend(at_s - since_s for at_s in lost_s if at_s is not None)
             recovery_times_s.append(time.monotonic() - thawed_s)
             if None not in lost_s:
                 from_s = max(at_s for at_s in lost_s if at_s is not None)
                 excluded_replicas.append(
                     ExcludedReplica(
-                        replica_id=name, from_s=from_s, to_s=thawed_s, reason="it fell silent"
+                        replica_id=name, from_s=from_s, to_s=thawed_s, reason="it was unresponsive"
                     )
                 )
 
@@ -217,7 +217,7 @@ async def _freeze_replica(role: Role) -> Outcome:
     legs_after = count_legs(stage.records(), excluded.replica_id, since_s=excluded.to_s)
     stall = longest_stall(exchanges)
     bounds = (
-        exactly("doors that noticed", len(detection_times_s), len(stage.ingresses)),
+        exactly("ingresses that noticed", len(detection_times_s), len(stage.ingresses)),
         at_most(
             "longest until it was noticed, s",
             max(detection_times_s, default=99.0),
@@ -291,12 +291,12 @@ def drain_replicas(_: Path) -> Outcome:
 
 @case(
     "F17-moved",
-    "the same with streams that outlast the drain's patience: they are moved",
+    "the same with streams that outlast the drain timeout: they are migrated",
     engines=Engines.SIMULATED,
     minutes=1,
 )
 def drain_and_migrate(_: Path) -> Outcome:
-    """A replica is free after the patience and a little, and no token is lost."""
+    """A replica is free after the drain timeout and a little, and no token is lost."""
     return asyncio.run(_drain_case(CoordinatorLimits(drain_timeout_s=0.2), is_migrated=True))
 
 
@@ -334,7 +334,7 @@ async def _drain_case(limits: CoordinatorLimits, *, is_migrated: bool) -> Outcom
 async def _wait_freed_s(stage: SimStage, name: str, started_s: float) -> float:
     """How long until a replica holds nothing for anybody."""
     async with asyncio.timeout(60):
-        while any((await stage.replicas[name].held_resources()).values()):  # noqa: ASYNC110 - it tells nobody
+        while any((await stage.replicas[name].held_resources()).values()):  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.02)
     return time.monotonic() - started_s
 
@@ -352,7 +352,7 @@ _ROLE_PAUSE_S = 0.02
     minutes=2,
 )
 def roles_changed(_: Path) -> Outcome:
-    """Any replica gets any role, whatever roles the others have."""
+    """Any replica gets any role, with any roles of the others."""
     load = Load(rate_per_s=80, requests=6000, shared_prompts=4)
     return asyncio.run(role_changes(1000, 20, load))
 

@@ -143,7 +143,7 @@ HANGING_SCRAPES = 5
     minutes=2.5,
 )
 def prometheus_down(folder: Path) -> Outcome:
-    """The autoscaler asks ingresses, never Prometheus; who hangs costs one connection."""
+    """The autoscaler asks ingresses, never Prometheus; a client that hangs costs one connection."""
     with running_processes(folder, **AUTOSCALED) as up, ExitStack() as stack:
         up.wait_complete(POOLS, timeout_s=START_S)
         url = up.deployment.status()["observability"]["url"]
@@ -178,7 +178,7 @@ def _hanging_scrape(target: str) -> Iterator[None]:
     host, _, port = target.rpartition(":")
     ask = f"GET /metrics HTTP/1.1\r\nHost: {target}\r\n\r\n".encode()
     with socket.socket() as connection:
-        # Less than one answer: whoever serves it has to wait in the middle.
+        # Less than one answer: its server has to wait in the middle.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.settimeout(5)
         connection.connect((host, int(port)))
@@ -195,11 +195,11 @@ class _Stale:
     """Says the same again and again."""
 
     def __init__(self) -> None:
-        self._said: CoordinatorReport | None = None
+        self._report: CoordinatorReport | None = None
 
     def __call__(self, report: CoordinatorReport) -> CoordinatorReport:
-        self._said = self._said or report
-        return self._said
+        self._report = self._report or report
+        return self._report
 
 
 def corrupted_reports() -> dict[str, CorruptReport]:
@@ -315,8 +315,8 @@ _MOVER = Path(__file__).parents[1] / "wall_clock"
 
 @case(
     "F12",
-    "the wall clock an hour forward, then two back, as every Python process sees it: nothing "
-    "fails, nobody is replaced; who dies after it is replaced",
+    "the wall clock an hour forward, then two back, in every Python process: nothing fails, "
+    "no process is replaced; one that dies later is",
     engines=Engines.SIMULATED,
     minutes=3.5,
 )
@@ -342,7 +342,7 @@ def clock_step(folder: Path) -> Outcome:
     bounds = [
         at_most("how far the first jump is from an hour, s", abs(ahead_s - HOUR_S), 30.0),
         at_most("how far the second one is, s", abs(behind_s + HOUR_S), 30.0),
-        exactly("whose process has ended", missing, expected="nobody"),
+        exactly("whose process has ended", missing, expected="none"),
         at_most("until a replica that died after it was replaced, s", replaced, 45.0),
     ]
     return outcome(clients.exchanges, bounds, {})
@@ -366,7 +366,7 @@ _DISK = Path("/tmp/f13")  # noqa: S108 - made, and a disk of its own, by the cas
 
 @case(
     "F13",
-    "the disk full where every log goes, for 20 s: nothing fails, nobody dies, logs go on after it",
+    "the disk of every log full for 20 s: nothing fails, no process dies, logs go on after it",
     engines=Engines.SIMULATED,
     minutes=2.5,
 )
@@ -390,7 +390,7 @@ def disk_full(folder: Path) -> Outcome:
         log_lines = up.deployment.run_json("logs", "--event", "request_ended", "--request", last)
     bounds = [
         exactly("the disk was full to the end", full, expected=True),
-        exactly("whose process has ended", missing, expected="nobody"),
+        exactly("whose process has ended", missing, expected="none"),
         exactly("the last request is in the log", last in log_lines["request_id"], expected=True),
     ]
     return outcome(clients.exchanges, bounds, {})

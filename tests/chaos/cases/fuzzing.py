@@ -117,7 +117,10 @@ def streams(folder: Path) -> Outcome:
 
 
 @case(
-    "B9", "10,000 names of tenants: so many series, and no more", engines=Engines.NONE, minutes=0.2
+    "B9",
+    "10,000 names of tenants: the number of series is bounded",
+    engines=Engines.NONE,
+    minutes=0.2,
 )
 def tenants(_folder: Path) -> Outcome:
     """Names that a client makes up do not exist; those of a configuration are bounded, too."""

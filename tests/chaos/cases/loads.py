@@ -171,7 +171,7 @@ async def _stream_all(url: str) -> list[Exchange]:
 
 
 def _step_s(streams: int) -> float:
-    """How long the decode engines of that deployment take for a token of so many streams."""
+    """How long the decode engines of that deployment take for a token of this many streams."""
     sets = tuple(f"{name}={value}" for name, value in _SLOW_STEPS.items())
     config = load_config([CONFIGS / "sim.yaml"], sets=sets).config
     model = config.models[config.model_name]
@@ -195,8 +195,8 @@ def max_concurrent(exchanges: Sequence[Exchange]) -> int:
 
 @case(
     "L3",
-    "twice what a fleet can carry, five H100 in the simulator: of those let in 95 % get what they "
-    "were promised, and nobody less is served than at the plateau",
+    "twice the capacity of a fleet, five H100 in the simulator: 95 % of admitted requests "
+    "meet their objectives, and goodput stays at the plateau",
     engines=Engines.VIRTUAL,
     minutes=1.5,
 )
@@ -212,7 +212,7 @@ def twice_the_capacity(_folder: Path) -> Outcome:
     return Outcome(
         bounds=(
             at_least(
-                "attainment of those let in",
+                "attainment of admitted requests",
                 round(_slo_overload.attainment(admitted), 4),
                 0.95,
             ),
@@ -223,10 +223,8 @@ def twice_the_capacity(_folder: Path) -> Outcome:
             "offered, requests/s": 2 * rate_per_s,
             "plateau, requests/s in time": round(best, 2),
             "requests": len(records),
-            "let in": len(admitted),
-            "prompt tokens computed in vain, share": round(
-                _slo_overload.wasted_prefill_fraction(records), 4
-            ),
+            "admitted": len(admitted),
+            "wasted prompt tokens, share": round(_slo_overload.wasted_prefill_fraction(records), 4),
         },
     )
 
@@ -242,8 +240,8 @@ that all began at once end at once. Invariants hold from the first request on.""
 
 @case(
     "L3-http",
-    "twice what a deployment can carry, over HTTP: from 10 s on, of those let in 95 % get what "
-    "they were promised; others get 429 or 503 with Retry-After within 50 ms",
+    "twice the capacity of a deployment, over HTTP: from 10 s on, 95 % of admitted requests "
+    "meet their objectives; others get 429 or 503 with Retry-After within 50 ms",
     engines=Engines.SIMULATED,
     minutes=2.5,
 )
@@ -273,7 +271,9 @@ def twice_the_capacity_over_http(folder: Path) -> Outcome:
         bounds=(
             *bounds,
             at_least(
-                "attainment of those let in", round(sum(met_slo) / max(1, len(met_slo)), 4), 0.95
+                "attainment of admitted requests",
+                round(sum(met_slo) / max(1, len(met_slo)), 4),
+                0.95,
             ),
             at_least("requests refused", len(rejection_times_s), 1),
             at_most(
@@ -292,10 +292,10 @@ def twice_the_capacity_over_http(folder: Path) -> Outcome:
 
 
 def _meets_slo(exchange: Exchange) -> bool:
-    """Whether it got what the scenario promises."""
+    """Whether it met the scenario's objectives."""
     from benchmarks.deployed import closed_loop
 
-    ttft_s, tpot_s, _ = closed_loop.promised()
+    ttft_s, tpot_s, _ = closed_loop.objectives()
     if exchange.ending is not Ending.FINISHED:
         return False
     first_s, last_s = exchange.times_s[0], exchange.times_s[-1]
@@ -314,8 +314,8 @@ async def _send_all(url: str, load: Load) -> list[Exchange]:
 
 @case(
     "L5",
-    "a step to five times the load on a deployment that scales itself: 95 % are served as "
-    "promised again within a cold start and 10 s",
+    "a step to five times the load on a deployment that scales itself: 95 % meet their "
+    "objectives again within a cold start and 10 s",
     engines=Engines.SIMULATED,
     minutes=5.0,
 )
@@ -334,7 +334,7 @@ def load_step(_folder: Path) -> Outcome:
         bounds=(
             exactly("requests that failed", _number(figures["failed"]), 0),
             at_most(
-                "until 95 % are served as promised again, s",
+                "until 95 % meet their objectives again, s",
                 math.inf if back_s is None else back_s,
                 cold_s + 10.0,
             ),
@@ -404,12 +404,12 @@ def many_prefixes(_folder: Path) -> Outcome:
 
 
 def prefix(number: int) -> tuple[int, ...]:
-    """The prompts differ in their first block, and thereby in the hash of every other."""
+    """The prompts differ in their first block, and so in the hash of every other."""
     return (number, *range(1, _BLOCKS * BLOCK_TOKENS))
 
 
 def _lookups(index: PrefixIndex) -> Sequence[float]:
-    """Known and unknown prefixes in turn, spread over all that were ever told."""
+    """Known and unknown prefixes in turn, spread over all that were ever stored."""
     took_s = array("d")
     for number in range(_LOOKUPS):
         tokens = prefix((number * 7919) % (6 * _PREFIXES))

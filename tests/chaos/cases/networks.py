@@ -87,7 +87,7 @@ def _local_share(records: Sequence[RequestRecord], from_s: float, to_s: float) -
 
 @case(
     "F14",
-    "one packet in ten lost each way between doors, prefill and decode replicas",
+    "one packet in ten lost each way between ingresses, prefill and decode replicas",
     engines=Engines.SIMULATED,
     minutes=1,
 )

@@ -199,7 +199,7 @@ async def _pair_of_engines(folder: Path) -> AsyncIterator[Ingress]:
     coordinator = Coordinator(limits=limits, placer=placer, probing=probing)
     model = await asyncio.to_thread(tiny_model, folder)
     async with AsyncExitStack() as stack:
-        ingress = Ingress("door-0", coordinator, link=link, payload=payload())
+        ingress = Ingress("ingress-0", coordinator, link=link, payload=payload())
         stack.push_async_callback(ingress.close)
         for role in (Role.PREFILL, Role.DECODE):
             name = f"{role}-0"
@@ -212,15 +212,15 @@ async def _pair_of_engines(folder: Path) -> AsyncIterator[Ingress]:
         yield ingress
 
 
-async def _wait_link_state(door: Ingress, state: LinkState, *, within_s: float) -> None:
-    links = door.coordinator.fleet_model.links
+async def _wait_link_state(ingress: Ingress, state: LinkState, *, within_s: float) -> None:
+    links = ingress.coordinator.fleet_model.links
     async with asyncio.timeout(within_s):
-        while links.state("prefill-0", "decode-0") is not state:  # noqa: ASYNC110 - told to nobody
+        while links.state("prefill-0", "decode-0") is not state:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(_POLL_S)
 
 
-async def _wait_idle(door: Ingress, within_s: float = 10.0) -> None:
-    """Wait until the door holds nothing, or long enough."""
+async def _wait_idle(ingress: Ingress, within_s: float = 10.0) -> None:
+    """Wait until the ingress holds nothing, or until a timeout."""
     until_s = time.monotonic() + within_s
-    while any(door.held_resources().values()) and time.monotonic() < until_s:  # noqa: ASYNC110 - polls too
+    while any(ingress.held_resources().values()) and time.monotonic() < until_s:  # noqa: ASYNC110 - polls too
         await asyncio.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Strangers at the links of a fleet that serves, and what it costs to keep them out."""
+"""Unauthenticated peers at the links of a fleet that serves, and the cost of rejecting them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _STREAMS = Load(rate_per_s=50, requests=750)
 """50 a second for 15 s."""
 
 ConnectPeer = Callable[[str], Coroutine[None, None, None]]
-"""What somebody does at an address."""
+"""What a peer does at an address."""
 
 # -------------------------------------------------------------------- S1: at the links
 
 
 @case(
     "S1",
-    "strangers at links under load: no key, wrong keys, garbage, silence, a recording",
+    "unauthenticated peers at links under load: no key, wrong keys, garbage, no bytes, a recording",
     engines=Engines.SIMULATED,
     minutes=1,
 )
@@ -68,18 +68,18 @@ async def _unauthenticated_peers() -> Outcome:
                             peers.with_other_keys,
                             peers.with_a_key_of_its_own(keys),
                             *(
-                                peers.with_bytes(said)
-                                for said in (b"\0" * 4096, recorded_bytes, b"")
+                                peers.with_bytes(sent)
+                                for sent in (b"\0" * 4096, recorded_bytes, b"")
                             ),
                         ):
                             group.create_task(visit(replica.address))
 
         exchanges = await run_load(stage, _STREAMS, connect_peers)
         history = await collect_history(stage, exchanges)
-        lost = sum(door.link.counters.sessions_lost for door in stage.ingresses)
+        lost = sum(ingress.link.counters.sessions_lost for ingress in stage.ingresses)
     bounds = (
-        at_least("visits of strangers", peers.came, 100),
-        exactly("frames that strangers were sent", peers.heard_frames, 0),
+        at_least("connections of unauthenticated peers", peers.came, 100),
+        exactly("frames sent to unauthenticated peers", peers.received_frames, 0),
         exactly("connections that were not hung up on within a handshake + 2 s", peers.kept, 0),
         exactly("sessions that were lost", lost, 0),
     )
@@ -87,11 +87,11 @@ async def _unauthenticated_peers() -> Outcome:
 
 
 class UnauthenticatedPeers:
-    """Those who come, and what they were told."""
+    """Peers that connect, and the frames that they get."""
 
     def __init__(self) -> None:
         self.came = 0
-        self.heard_frames = 0
+        self.received_frames = 0
         self.kept = 0
 
     async def without_encryption(self, address: str) -> None:
@@ -120,10 +120,10 @@ class UnauthenticatedPeers:
             peer.connect(address)
             hello = frames.Open(frames.PROTOCOL_VERSION, "stranger", "s")
             for frame in (hello, frames.Submit(make_leg("theirs"))):
-                # ZMQ has nobody left to send to, and waits, where it has been hung up on already.
+                # ZMQ has no peer left to send to, and waits, where the peer has closed already.
                 with contextlib.suppress(zmq.Again):
                     await peer.send_multipart(codec.encode(frame), zmq.NOBLOCK)
-            self.heard_frames += bool(await peer.poll(500))
+            self.received_frames += bool(await peer.poll(500))
 
     def with_bytes(self, payload: bytes) -> ConnectPeer:
         """With these bytes, or with none: then it waits."""
@@ -148,7 +148,7 @@ class UnauthenticatedPeers:
 
 
 async def _record_handshake(stage: SimStage, link: LinkOptions) -> bytes:
-    """What a good coordinator says until it has joined, as whoever listens in hears it."""
+    """What a good coordinator says until it has joined, as an eavesdropper gets it."""
     replica = next(iter(stage.replicas.values()))
     host, _, port = replica.address.removeprefix("tcp://").rpartition(":")
     recorded = bytearray()

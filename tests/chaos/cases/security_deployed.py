@@ -1,4 +1,4 @@
-"""Strangers at the ports of a whole deployment, and in whatever it writes."""
+"""Unauthenticated clients at the ports of a whole deployment, and secrets in its output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WRONG_KEY = "sk-baton-acme-0000_wrong"
     minutes=4,
 )
 def deployment_security(folder: Path) -> Outcome:
-    """One port, that speaks TLS only. The rest is for this machine, and secrets are nowhere."""
+    """One port, with TLS only. The rest is for this machine, and secrets are nowhere."""
     pair, token, api_key = make_key_pair(folder, "server"), _token(folder), _api_key(folder)
     sets = {
         "server.host": "0.0.0.0",  # noqa: S104 - what others reach of that is the question
@@ -88,7 +88,9 @@ def _check_ports(deployment: Deployment, state: ClusterState) -> tuple[Bound, ..
     return (
         exactly("ports on addresses of others", str(declared_ports), str([port])),
         exactly("ports that answer at this machine's own address", str(answering), str([port])),
-        exactly("how Ray meets somebody without a token", probe_ray_auth(state.address), "guarded"),
+        exactly(
+            "Ray's answer to a client without a token", probe_ray_auth(state.address), "guarded"
+        ),
         exactly("sockets and secrets that other users could open", str(readable_files), "[]"),
     )
 
@@ -204,7 +206,7 @@ def _link_keys(address: str, token_file: str) -> list[str]:
 
 
 def _all_texts(deployment: Deployment, state: ClusterState, token: str) -> dict[str, str]:
-    """Whatever the deployment says and writes, by where."""
+    """The output and files of the deployment, by place."""
     run_dir = Path(state.run_dir)
     texts = dict(_operator_texts(deployment, token)) | dict(_arguments(state.pid, state.run_dir))
     texts |= dict(_files(run_dir, excluded={"token"}))

@@ -56,7 +56,7 @@ FILL_LOAD = Load(
     output_tokens=(1, 2),
     name="books",
 )
-"""Short requests before that, more of them than an ingress keeps stories of (4,096 of some 4 kB):
+"""Short requests before that, more of them than an ingress keeps records of (4,096 of some 4 kB):
 at four a second those would fill memory for 17 minutes, and it would look like a leak."""
 _FILL_MINUTES = 4.0
 _SAMPLE_S = 5.0
@@ -201,7 +201,7 @@ def overload(_folder: Path) -> Outcome:
 
 @case(
     "L4-overload-plain",
-    "the same without objectives, so that one is refused only who would be given up in a queue",
+    "the same without objectives: only requests that would time out in a queue are rejected",
     engines=Engines.SIMULATED,
     minutes=14.0,
 )
@@ -214,16 +214,16 @@ async def _overload(length: dict[str, float], rules: ServiceRules) -> Outcome:
     minutes = length["minutes"]
     plan = StageSpec(roles=(Role.PREFILL, Role.DECODE), settings=SMALL, limits=_LIMITS)
     async with sim_stage(plan) as stage:
-        (door,) = stage.ingresses
-        door.driver.reconfigure(rules=rules)
-        baseline_totals = RunningTotals(door)
+        (ingress,) = stage.ingresses
+        ingress.driver.reconfigure(rules=rules)
+        baseline_totals = RunningTotals(ingress)
         async with baseline_totals.collecting():
-            await run_steady_load(FULL_LOAD, door.send, minutes=minutes * _BASELINE_FRACTION)
-        totals, queues = RunningTotals(door), _QueueWatcher(door)
+            await run_steady_load(FULL_LOAD, ingress.send, minutes=minutes * _BASELINE_FRACTION)
+        totals, queues = RunningTotals(ingress), _QueueWatcher(ingress)
         started_s = time.monotonic()
         watching = asyncio.create_task(queues.watch())
         async with totals.collecting():
-            await run_steady_load(DOUBLE_LOAD, door.send, minutes=minutes)
+            await run_steady_load(DOUBLE_LOAD, ingress.send, minutes=minutes)
         watching.cancel()
         await asyncio.wait((watching,))
         counters = await stage.wait_idle(timeout_s=60.0)
@@ -232,7 +232,7 @@ async def _overload(length: dict[str, float], rules: ServiceRules) -> Outcome:
         )
     half_s = minutes * 30.0
     ended_s = [at_s - started_s for at_s in totals.finished_at_s]
-    # The beginning of each half is left out: in the first one nobody is there yet.
+    # The beginning of each half is left out: in the first one there is no client yet.
     first = sum(half_s * 0.2 <= at_s < half_s for at_s in ended_s) / (half_s * 0.8)
     second = sum(half_s * 1.2 <= at_s < half_s * 2 for at_s in ended_s) / (half_s * 0.8)
     baseline_rate_per_s = len(baseline_totals.finished_at_s) / (minutes * _BASELINE_FRACTION * 60.0)
@@ -267,15 +267,15 @@ async def _overload(length: dict[str, float], rules: ServiceRules) -> Outcome:
 class _QueueWatcher:
     """The most that waited anywhere."""
 
-    def __init__(self, door: Ingress) -> None:
+    def __init__(self, ingress: Ingress) -> None:
         self.in_flight = self.queued = self.in_engines = 0
-        self._door = door
+        self._ingress = ingress
 
     async def watch(self) -> None:
         """Look, five times a second."""
         while True:
-            phases = list(self._door.driver.phases().values())
-            views = self._door.driver.fleet().replicas.values()
+            phases = list(self._ingress.driver.phases().values())
+            views = self._ingress.driver.fleet().replicas.values()
             self.in_flight = max(self.in_flight, len(phases))
             self.queued = max(self.queued, sum(phase is Phase.QUEUED for phase in phases))
             waiting = sum(view.load.queued_requests for view in views)

@@ -1,7 +1,7 @@
 """Everything is replaced while requests are served: configuration, engines, baton itself; and back.
 
 Simulated engines in real time behind everything that a user starts. What clients saw is compared
-with what engines would have said undisturbed: nobody may notice anything but a pause.
+with what engines would have answered undisturbed: no client may notice anything but a pause.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def replaced_processes(before: dict[str, list[int]], after: dict[str, list[int]]
 
 
 def generation_state(up: DeploymentProcesses) -> Mapping[str, Any]:
-    """The generation that holds and what is said of the last rollout, once somebody says it."""
+    """The generation that holds and the report of the last rollout, once there is one."""
     status = up.deployment.wait_for(lambda status: status["generation"] is not None, 60)
     # Last: a rollout of another version of baton is of no generation.
     return {**status.get("rollout", {}), "generation": status["generation"]}
@@ -292,12 +292,12 @@ def engines_that_do_not_start(folder: Path) -> Outcome:
 
 @case(
     "F16-goodput",
-    "new engines that are too slow for what is promised: noticed on the first, and taken back",
+    "new engines that are too slow for the objectives: noticed on the first, and rolled back",
     engines=Engines.SIMULATED,
     minutes=3.0,
 )
 def engines_that_are_too_slow(folder: Path) -> Outcome:
-    """A token takes 200 ms where 60 ms are promised; they start and answer like the others."""
+    """A token takes 200 ms where the objective is 60 ms; they start and answer like the others."""
     slo_settings = {"slo.default.tpot": "60ms"}
     with running_under_load(folder, "F16-goodput", settings=slo_settings) as (up, clients):
         clients.run_for(10.0)

@@ -1,6 +1,6 @@
 """Faults in virtual time: the live decisions, simulated engines that make every token, no sockets.
 
-Here a fault is exact, and the same seed tells the same story; what the links add to it is in
+Here a fault is exact, and the same seed gives the same events; what the links add to it is in
 `data_plane`.
 """
 
@@ -33,14 +33,14 @@ LIMITS = CoordinatorLimits()
 ENGINE = SimSettings(max_len_tokens=2048)
 FROZEN_S = 10.0
 DETECTED_AFTER_S = LIMITS.recovery.heartbeat_timeout_s * 7 / 6
-"""The bound on silence, and the time between two looks."""
+"""The heartbeat timeout, and the time between two checks."""
 _SETTLED_S = 1.0
 _PROMPT_TOKENS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRun:
-    """How much is sent, and to whom."""
+    """The load, and its fleet."""
 
     rate_per_s: float = 50.0
     requests: int = 1000
@@ -122,7 +122,7 @@ class SimulatedRun:
 
 
 class FailingEngine:
-    """An engine that fails every leg it is given, for as long as it is told to."""
+    """An engine that fails every leg it is given, until the fault ends."""
 
     def __init__(self, engine: VirtualEngine) -> None:
         self._engine = engine
@@ -193,7 +193,7 @@ def freeze(run: FleetRun) -> Outcome:
     minutes=2,
 )
 def half_killed(_: Path) -> Outcome:
-    """One failure, many streams: none of them is refused its second try."""
+    """One failure, many streams: no retry is denied."""
     return kill_half(FleetRun())
 
 
@@ -216,7 +216,7 @@ def kill_half(run: FleetRun) -> Outcome:
     return Outcome(
         bounds=(
             *_all_served(simulated, records),
-            exactly("second tries refused", denied_retries, 0),
+            exactly("denied retries", denied_retries, 0),
             at_least("streams carried over", simulated.retries(RetryReason.REPLICA_LOST), 1),
             at_most("longest gap in a stream, s", round(_longest_gap_s(records), 3), 0.5),
         ),
@@ -272,7 +272,7 @@ def flap(run: FleetRun, *, interval_s: float = 2.5, restart_after_s: float = 0.2
     minutes=1,
 )
 def storm(_: Path) -> Outcome:
-    """No storm of second tries; service is back as soon as the replicas are."""
+    """No storm of retries; service is back as soon as the replicas are."""
     return fail_everything(FleetRun())
 
 
