@@ -1,6 +1,6 @@
 """The words of code: docstrings, comments, help texts and messages, and the rules that they keep.
 
-Theory of operation: a module is parsed once. Its constants become passages of one of four kinds,
+Theory of operation: a module is parsed once. Its constants become passages of one of five kinds,
 each with its line. What a text names in code (between backticks, or filled in by an f-string)
 counts as one word. Docstrings keep fewer rules than documents do.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tests.prose.rules import HEADLESS, OWN, Finding, passages, sentences, words
+from tests.prose.rules import HEADLESS, IN_TEXTS, Finding, passages, sentences, words
 
 MAX_WORDS: Final = 30
 """Of a sentence."""
@@ -30,6 +30,8 @@ class Text(StrEnum):
     COMMENT = "comment"
     HELP = "help"
     MESSAGE = "message"
+    STRING = "string"
+    """Any other text with a space in it: titles, rows, reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ _ERROR = re.compile(
     r"|Unknown\w+|Ambiguous\w+|Not\w+|No[A-Z]\w+|Cannot\w+|Rejected|Evicted|[Ff]inding)$"
 )
 """Names of calls whose texts are messages."""
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_BUILTIN = re.compile(r"\bnew Promise\b|\bPromise\.")
 _DIRECTIVE = re.compile(r"#\s*(?:!|noqa|type:|ruff:|fmt:|pragma|pyright|-{3,}|={3,})")
 _SECTION = re.compile(r"(?:Args|Attributes|Raises|Returns|Source|Yields|Example):$")
 _ENTRY = re.compile(r"\s+[\w.*, ]+: ")
@@ -60,6 +64,8 @@ STARTS: Final = re.compile(
     re.IGNORECASE,
 )
 """First words of help that are neither a noun nor a verb."""
+_NO_TEXT = re.compile(r"^\s*(?:import |http-request |the of )|\(txn\.")
+"""Begins programs, rules of HAProxy and the common words of prompts."""
 
 
 def _calls(node: ast.Call) -> str:
@@ -103,6 +109,18 @@ def _of_call(node: ast.Call) -> Iterator[Snippet]:
                 yield Snippet(line=value.lineno, kind=Text.MESSAGE, text=text)
 
 
+def _strings(tree: ast.Module) -> Iterator[Snippet]:
+    """Texts of expressions, each whole, but docstrings; a name or a key has no space."""
+    seen: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            seen.add(node.value)
+        elif isinstance(node, ast.expr) and node not in seen and (text := _text_of(node)):
+            seen.update(ast.walk(node))
+            if " " in text.strip() and not _NO_TEXT.search(text):
+                yield Snippet(line=node.lineno, kind=Text.STRING, text=text)
+
+
 def _constants(tree: ast.Module) -> Iterator[Snippet]:
     for node in ast.walk(tree):
         match node:
@@ -133,8 +151,12 @@ def _comments(source: str) -> Iterator[Snippet]:
 
 
 def snippets(source: str) -> Iterator[Snippet]:
-    """Every text of a module that somebody reads."""
-    yield from _constants(ast.parse(source))
+    """Every text of a module that a person reads."""
+    tree = ast.parse(source)
+    known = list(_constants(tree))
+    texts = {snippet.text for snippet in known}
+    yield from known
+    yield from (snippet for snippet in _strings(tree) if snippet.text not in texts)
     yield from _comments(source)
 
 
@@ -169,7 +191,10 @@ def _prose_rules(snippet: Snippet, sentence: str) -> Iterator[tuple[str, str]]:
             yield "headless", f"got {found[0].strip()!r} as a noun, expected the noun itself"
     for found in _ONE.finditer(sentence):
         yield "headless", f"got {found[0]!r} as a noun, expected the noun itself"
-    for pattern, instead in OWN:
+
+
+def _word_rules(sentence: str) -> Iterator[tuple[str, str]]:
+    for pattern, instead in IN_TEXTS:
         for found in pattern.finditer(sentence):
             yield "own-word", f"got {found[0]!r}, expected the field's word: {instead}"
 
@@ -188,18 +213,24 @@ def _text_rules(snippet: Snippet) -> Iterator[tuple[str, str]]:
             yield "message", "got a full stop, expected none at the end"
 
 
-def _findings(snippet: Snippet) -> Iterator[tuple[int, str, str, str]]:
-    for rule, message in _text_rules(snippet):
+def _findings(snippet: Snippet, *, only_words: bool) -> Iterator[tuple[int, str, str, str]]:
+    for rule, message in () if only_words else _text_rules(snippet):
         yield snippet.line, rule, message, snippet.text
     markdown = _as_markdown(snippet.text)
     for passage in passages(markdown):
         for sentence in sentences(passage.text):
-            for rule, message in _prose_rules(snippet, sentence):
+            if not only_words and snippet.kind is not Text.STRING:
+                for rule, message in _prose_rules(snippet, sentence):
+                    yield snippet.line + passage.line - 1, rule, message, sentence
+            for rule, message in _word_rules(sentence):
                 yield snippet.line + passage.line - 1, rule, message, sentence
 
 
-def findings(source: str) -> list[Finding]:
-    """Every place of a module whose words break a rule, by line."""
+def findings(source: str, *, only_words: bool = False) -> list[Finding]:
+    """Every place of a module whose words break a rule, by line.
+
+    With `only_words`, sentences may be long and without a noun.
+    """
     found: Iterable[Finding] = (
         Finding(
             line=line,
@@ -207,6 +238,21 @@ def findings(source: str) -> list[Finding]:
             message=f"{message}: {' '.join(text.split())[:90]!r}",
         )
         for snippet in snippets(source)
-        for line, rule, message, text in _findings(snippet)
+        for line, rule, message, text in _findings(snippet, only_words=only_words)
     )
     return sorted(found, key=lambda finding: finding.line)
+
+
+def script_findings(source: str) -> list[Finding]:
+    """Every line of a script, style or page with a word that the field has another for.
+
+    Names count, too, word by word: `promisedText` has the word `promised`.
+    """
+    result: list[Finding] = []
+    for number, line in enumerate(source.splitlines(), 1):
+        text = _CAMEL.sub(" ", _BUILTIN.sub("", line)).replace("_", " ").replace("-", " ")
+        result += [
+            Finding(line=number, rule=f"script/{rule}", message=f"{message}: {line.strip()[:90]!r}")
+            for rule, message in _word_rules(text)
+        ]
+    return result

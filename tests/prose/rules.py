@@ -71,6 +71,19 @@ OWN_WORDS: Final[dict[str, str]] = {
 }
 """A pattern, and what the field says instead."""
 
+OWN_IN_TEXTS: Final[dict[str, str]] = {
+    r"let(?:s|ting)? in": "admit, accept",
+    r"told": "notify, report, distinguish",
+    r"said": "report, log, set",
+    r"by hand": "override, manually",
+    r"never came": "no token",
+    r"mend(?:s|ed|ing)?": "repair",
+    r"knock(?:s|ed|ing)?": "connect",
+    r"minds": "configuration, decision",
+    r"spoken?|speaks": "use, support",
+}
+"""The same of docstrings, strings and scripts, beside `OWN_WORDS`."""
+
 OWN_IN_NAMES: Final[dict[str, str]] = {
     r"who|whom|every(?:body|one)|any(?:body|one)|someone|(?:no|some)bodys": "name the subject",
     r"rest(?:s|ed)": "idle",
@@ -93,6 +106,10 @@ OWN_IN_NAMES: Final[dict[str, str]] = {
 """The same of names of tests, beside `OWN_WORDS`; prose may use them in their plain sense."""
 
 OWN = [(re.compile(rf"\b(?:{old})\b", re.IGNORECASE), new) for old, new in OWN_WORDS.items()]
+IN_TEXTS = [
+    *OWN,
+    *((re.compile(rf"\b(?:{old})\b", re.IGNORECASE), new) for old, new in OWN_IN_TEXTS.items()),
+]
 HEADLESS = re.compile(
     r"(?:^|[;:(] ?|\b(?:and|or|than|but) )(?:who|what) (?!if\b)"
     r"|\b(?:of|to|for|by|with|from|in|on|at|as|after|before|beside|through) what\b",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.domain import errors
-from tests.prose.code import MAX_WORDS, Text, findings, is_error, snippets
+from tests.prose.code import MAX_WORDS, Text, findings, is_error, script_findings, snippets
 from tests.prose.in_code import found_in_code
 
 
@@ -30,7 +30,7 @@ def test_no_text_of_code_breaks_a_rule() -> None:
     [
         (f'"""{" ".join(["word"] * (MAX_WORDS + 1))}."""', "docstring/long-sentence"),
         ('"""A replica stops for whoever asks."""', "docstring/own-word"),
-        ('"""Who rests speaks later."""', "docstring/headless"),
+        ('"""Who rests stops later."""', "docstring/headless"),
         ('"""The replica whom it asks."""', "docstring/headless"),
         ('"""A replica, and one that prefills."""', "docstring/headless"),
         ("x = 1  # nobody asks", "comment/own-word"),
@@ -41,6 +41,9 @@ def test_no_text_of_code_breaks_a_rule() -> None:
         ('raise ConfigInvalid("the file is missing.")', "message/message"),
         ('yield context.finding(path, "nobody listens")', "message/own-word"),
         ('message = f"got {n}, " + "wanted 1"', "message/message"),
+        ('Topic("metrics", "no alert fires on a promise")', "string/own-word"),
+        ('line = f"{pool} at {count} " + "until taken back"', "string/own-word"),
+        ('"""Requests that were let in."""', "docstring/own-word"),
     ],
 )
 def test_a_rule_that_is_broken_is_found(source: str, rule: str) -> None:
@@ -57,11 +60,35 @@ def test_a_rule_that_is_broken_is_found(source: str, rule: str) -> None:
         "x = 1  # noqa: E501 - nobody splits it",
         'typer.Option(help="Show logs of one replica.")',
         'raise ValueError(f"port: got {n}, expected 1 to 65535")',
-        'wanted = got(f"nobody, whoever")',
+        'wanted = got("nobody", reason="whoever")',
     ],
 )
 def test_a_text_that_keeps_the_rules_is_left_alone(source: str) -> None:
     assert rules(source) == []
+
+
+def test_only_the_words_of_a_benchmark_are_checked() -> None:
+    source = f'"""{" ".join(["word"] * (MAX_WORDS + 1))} of what was promised."""'
+    assert [found.rule for found in findings(source, only_words=True)] == ["docstring/own-word"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'h("p", {}, "until taken back")',
+        "const promisedText = seconds(value);",
+        ".marker.promised { color: red; }",
+        "<p>Nobody is told.</p>",
+        "// What was said.",
+    ],
+)
+def test_a_script_has_the_words_of_the_field(line: str) -> None:
+    assert {found.rule for found in script_findings(f"\n{line}\n")} == {"script/own-word"}
+    assert {found.line for found in script_findings(f"\n{line}\n")} == {2}
+
+
+def test_a_builtin_of_a_script_is_no_former_word() -> None:
+    assert script_findings("await new Promise((done) => setTimeout(done, 5));") == []
 
 
 def test_a_finding_names_its_line() -> None:
