@@ -104,5 +104,5 @@ def test_how_a_model_is_read_is_said_once_and_both_are_told(under: str) -> None:
 
 
 def test_two_ways_to_read_one_model_are_refused() -> None:
-    with pytest.raises(ConfigInvalid, match=r"differs from engine\.extra\.tokenizer; say it once"):
+    with pytest.raises(ConfigInvalid, match=r"differs from engine\.extra\.tokenizer; set it once"):
         config("model.api.tokenizer=/a", "model.engine.extra.tokenizer=/b")

@@ -88,7 +88,7 @@ def test_an_ipv6_address_before_a_port_has_brackets() -> None:
     taken = PortFact(key="server.port", host="::1", port=8000, free=False)
     said = check_ports((taken,))
     assert (said.status, "[::1]:8000" in said.detail) == (CheckStatus.FAIL, True)
-    assert "reaches [::]:8000" in check_exposure(config("server.host='::'")).detail
+    assert "[::]:8000 serves every client" in check_exposure(config("server.host='::'")).detail
 
 
 def test_open_ports_are_those_beyond_loopback_of_either_protocol() -> None:
