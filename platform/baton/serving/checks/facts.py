@@ -270,7 +270,7 @@ def gather_machine(
     couplings = PendingFact(
         _IMPORT_TIMEOUT_S + _SLACK_S, "couplings", lambda: read_couplings(_IMPORT_TIMEOUT_S)
     )
-    imports = PendingFact(_IMPORT_TIMEOUT_S + _SLACK_S, "importing them", _try_imports)
+    imports = PendingFact(_IMPORT_TIMEOUT_S + _SLACK_S, "importing them", try_imports)
     start = PendingFact(_START_TIMEOUT_S, "this machine", lambda: gather_start(config))
     shared_memory = PendingFact(
         _FACT_TIMEOUT_S, "/dev/shm", lambda: shutil.disk_usage("/dev/shm").free  # noqa: S108 - looked at
@@ -487,8 +487,14 @@ def http_problem(url: str) -> str:
     return ""
 
 
-def _try_imports() -> dict[str, ImportResult]:
-    answer = _run_python(_IMPORT_SCRIPT, *_IMPORTED, timeout_s=_IMPORT_TIMEOUT_S)
+def try_imports(timeout_s: float = _IMPORT_TIMEOUT_S) -> dict[str, ImportResult]:
+    """Import each package in a process of its own; blocks for seconds.
+
+    Raises:
+        RuntimeError: the process failed.
+        subprocess.TimeoutExpired: it did not end.
+    """
+    answer = _run_python(_IMPORT_SCRIPT, *_IMPORTED, timeout_s=timeout_s)
     return msgspec.json.decode(answer, type=dict[str, ImportResult])
 
 
