@@ -215,8 +215,8 @@ with helm.Chart.load(folder) as chart:
     for values in json.load(sys.stdin):
         found, made = [], {}
         if lint:
-            found = [one["path"] + ": " + one["error"]
-                     for one in helm.lint(folder, values)["messages"] if one["severity"] > 1]
+            messages = helm.lint(folder, values)["messages"]
+            found = [m["path"] + ": " + m["error"] for m in messages if m["severity"] > 1]
         try:
             made = chart.render(values, name=name, namespace="baton")
         except helm.HelmError as error:

@@ -222,7 +222,7 @@ import gc
 from baton.runtime.process.gc_tuning import freeze_startup_heap
 
 def collections():
-    before = [one["collections"] for one in gc.get_stats()]
+    before = [generation["collections"] for generation in gc.get_stats()]
     held = [[number] for number in range(210_000)]
     return [one["collections"] - was for one, was in zip(gc.get_stats(), before)]
 

@@ -2,8 +2,8 @@
 
     verbs_in_a_pod.py FOLDER      FOLDER becomes XDG_RUNTIME_DIR
 
-Each verb runs twice: with no deployment, and where a deployment's holder answers. What joins a
-cluster finds none at RAY_ADDRESS. The last line of output is a JSON object: by verb, the exit
+Each verb runs twice: with no deployment, and where a deployment's holder answers. Verbs that join
+a cluster find none at RAY_ADDRESS. The last line of output is a JSON object: by verb, the exit
 statuses and what was written to stderr. Under "handles" it has whether handles of a process that
 has joined a cluster run in an event loop of their own.
 """
