@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +14,10 @@ import pytest
 from typer.testing import Result
 
 from baton.cli.backend import Progress, Report
-from baton.cli.inspect.doctor import report_lines
+from baton.cli.inspect.doctor import ReportPrinter, checks_lines
+from baton.cli.output import OutputFormat
 from baton.config import LoadedConfig
+from baton.domain.errors import OperatorError
 from baton.serving.checks.result import Check, CheckStatus, Finding
 from baton.serving.doctor import build_report
 from tests.cli.as_shown import AsShown
@@ -52,6 +57,8 @@ class Scripted:
     asked: list[tuple[LoadedConfig | None, str | None]] = field(default_factory=list)
 
     clients: list[dict[str, Any]] = field(default_factory=list)
+    fails_then: bool = False
+    """After the first check."""
 
     def doctor(
         self,
@@ -59,11 +66,15 @@ class Scripted:
         *,
         address: str | None,
         progress: Progress,
+        on_checks: Callable[[Report], None],
         **client: Any,  # noqa: ANN401 - how the endpoint is called
     ) -> Report:
         progress("looking")
         self.asked.append((config, address))
         self.clients.append(client)
+        on_checks(report(self.checks[:1]))
+        if self.fails_then:
+            raise OperatorError("a disk hangs", "look at 'dmesg'")
         return report(self.checks)
 
 
@@ -80,15 +91,23 @@ CASES = {
 }
 
 
+def printed(report: Report, *, verbose: bool) -> list[str]:
+    """What is printed of a report."""
+    text = StringIO()
+    with redirect_stdout(text):
+        ReportPrinter(OutputFormat.TEXT, verbose=verbose).print_rest(report)
+    return text.getvalue().splitlines()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_checks_are_shown_as_written(case: str, as_shown: AsShown) -> None:
     checks, verbose = CASES[case]
-    as_shown("doctor", case, CASES, report_lines(report(checks), verbose=verbose))
+    as_shown("doctor", case, CASES, printed(report(checks), verbose=verbose))
 
 
 def test_a_long_cell_continues_below_itself() -> None:
     long = row(1, "machine", "memory", "PASS", detail="many words " * 20)
-    first, *more = [line for line in report_lines(report([long])) if "many" in line]
+    first, *more = [line for line in checks_lines([long]) if "many" in line]
     assert len(more[0]) - len(more[0].lstrip()) == first.index("many")
     assert max(map(len, (first, *more))) <= 120
 
@@ -102,8 +121,19 @@ def test_a_failure_is_exit_1_and_the_next_step_is_on_stderr() -> None:
 
 
 def test_the_summary_has_the_worst_first() -> None:
-    *_, summary = report_lines(report(BAD))
+    *_, summary = run(scripted=Scripted(BAD)).stdout.splitlines()
     assert summary == "1 failed, 1 with a warning, 1 passed"
+
+
+def test_checks_are_printed_as_soon_as_they_are_there_and_once() -> None:
+    assert "ports" not in run(scripted=Scripted(BAD, fails_then=True)).stdout
+    assert "1  PASS  versions" in run(scripted=Scripted(BAD, fails_then=True)).stdout
+    whole = run(scripted=Scripted(BAD)).stdout
+    assert [whole.count(name) for name in ("PASS  versions", "FAIL  ports")] == [1, 1]
+
+
+def test_json_is_printed_once_and_whole_also_where_the_rest_comes_late() -> None:
+    assert run("-o", "json", scripted=Scripted(BAD, fails_then=True)).stdout == ""
 
 
 def test_the_endpoint_is_called_with_the_key_of_a_file_as_by_other_verbs(tmp_path: Path) -> None:

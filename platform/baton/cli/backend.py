@@ -146,13 +146,14 @@ class Commands(Protocol):
         *,
         address: str | None,
         progress: Progress,
+        on_checks: Callable[[Report], None],
         url: str | None = None,
         headers: Mapping[str, str] | None = None,
         ca_file: Path | None = None,
     ) -> Report:
         """Numbered checks of the deployment, this machine, and a configuration, under `checks`.
 
-        `url`, `headers` and `ca_file`: how clients call the endpoint.
+        `on_checks` gets those of the deployment as soon as they are there. `url`, `headers` and `ca_file`: how clients call the endpoint.
         Failed checks are not raised: `ok` says whether none failed.
         """
         ...

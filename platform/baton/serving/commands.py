@@ -177,6 +177,7 @@ def doctor(
     *,
     address: str | None,
     progress: Progress,
+    on_checks: Callable[[Report], None],
     url: str | None = None,
     headers: Mapping[str, str] | None = None,
     ca_file: Path | None = None,
@@ -188,6 +189,7 @@ def doctor(
         None if config is None else config.config,
         address=address,
         progress=progress,
+        on_checks=on_checks,
         client=Client(url=url, headers=headers or {}, ca_file=ca_file),
     )
 

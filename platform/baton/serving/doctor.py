@@ -9,7 +9,7 @@ here, the others in `checks`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -80,11 +80,12 @@ def run_checks(
     *,
     address: str | None,
     progress: Progress,
+    on_checks: Callable[[Report], None] = lambda _report: None,
     client: Client = DEFAULT_CLIENT,
 ) -> Report:
     """Run all checks within a minute; `config` adds those that need one.
 
-    Faults are in the report: it never raises for them.
+    `on_checks` gets a report of the deployment's checks while those of the machine still run. Faults are in the report: it never raises for them.
     """
     machine = PendingFact(_RUN_TIMEOUT_S, "this machine", lambda: gather_machine(config, progress))
     state, problem = _find_deployment(address)
@@ -104,7 +105,9 @@ def run_checks(
         deployment = unreachable_checks(problem, None if isinstance(front, UnknownFact) else front)
     else:
         deployment = deployment_checks(cast("DeploymentSnapshot", snapshot))
-    return build_report([("deployment", deployment), *_local_areas(machine.wait(), config, state)])
+    areas: list[tuple[str, Iterable[Check]]] = [("deployment", list(deployment))]
+    on_checks(build_report(areas))
+    return build_report([*areas, *_local_areas(machine.wait(), config, state)])
 
 
 def _local_areas(

@@ -74,7 +74,8 @@ def doctor(  # noqa: PLR0913 - each is an option
     """Find what is wrong, why it matters, and the fix.
 
     Checks the running deployment, with a request for one token, this machine, and a named
-    configuration, within a minute. Exits with 1 when a check failed.
+    configuration, within a minute. Results of the deployment are printed first, within seconds.
+    Exits with 1 when a check failed.
     """
     backend = backend_of(context)
     with report_errors():
@@ -83,35 +84,62 @@ def doctor(  # noqa: PLR0913 - each is an option
             loaded_config = load_files(context, config, sets)
         elif sets:
             raise typer.BadParameter("there is nothing to set without -c", param_hint="--set")
+        printer = ReportPrinter(resolve_format(output, as_json=as_json), verbose=verbose)
         report = backend.commands().doctor(
             loaded_config,
             address=address,
             progress=ProgressLines(),
+            on_checks=printer.print_checks,
             url=url,
             headers=parse_headers(context, [], key_file),
             ca_file=ca_file,
         )
-    print_report(
-        report,
-        resolve_format(output, as_json=as_json),
-        lambda report: report_lines(report, verbose=verbose),
-    )
+    printer.print_rest(report)
     if not report["ok"]:
         typer.echo(f"next: {_next_step(report)}", err=True)
         raise typer.Exit(ExitCode.FAILURE)
 
 
-def report_lines(report: Report, *, verbose: bool = False) -> Iterator[str]:
-    """A line for each check; below those that are not well why it matters, and the fix."""
-    checks = cast("list[JsonDict]", report["checks"])
-    width = max((len(check["name"]) for check in checks), default=0)
-    area = ""
+class ReportPrinter:
+    """Prints checks as soon as they are there, as text; JSON is one object, at the end."""
+
+    def __init__(self, output: OutputFormat, *, verbose: bool) -> None:
+        self._output = output
+        self._verbose = verbose
+        self._printed = 0
+
+    def print_checks(self, report: Report) -> None:
+        """Print the checks that were not printed yet."""
+        if self._output is OutputFormat.TEXT:
+            checks = cast("list[JsonDict]", report["checks"])
+            for line in checks_lines(checks[self._printed :], verbose=self._verbose):
+                typer.echo(line)
+            self._printed = len(checks)
+
+    def print_rest(self, report: Report) -> None:
+        """Print what is left, and how many checks had each result."""
+        self.print_checks(report)
+        print_report(
+            report,
+            self._output,
+            lambda report: [_counts_text(cast("dict[str, int]", report["counts"]))],
+        )
+
+
+def checks_lines(checks: list[JsonDict], *, verbose: bool = False) -> Iterator[str]:
+    """A line for each check; below those that are not well why it matters, and the fix.
+
+    An empty line ends each area.
+    """
+    for area, group in groupby(checks, key=itemgetter("area")):
+        yield area
+        yield from _area_lines(list(group), verbose=verbose)
+        yield ""
+
+
+def _area_lines(checks: list[JsonDict], *, verbose: bool) -> Iterator[str]:
+    width = max(len(check["name"]) for check in checks)
     for check, last in _merge_skipped(checks):
-        if check["area"] != area:
-            if area:
-                yield ""
-            area = check["area"]
-            yield area
         status = str(check["status"])
         status_label = styled(f"{status:4}", _STATUS_STYLES[status])
         if last is not check:
@@ -122,8 +150,6 @@ def report_lines(report: Report, *, verbose: bool = False) -> Iterator[str]:
         yield f"{check['number']:5}  {status_label}  {check['name']:{width}}  {first}"
         yield from (f"{_INDENT}{'':{width}}  {line}" for line in more)
         yield from _remedy_lines(check, verbose=verbose)
-    yield ""
-    yield _counts_text(cast("dict[str, int]", report["counts"]))
 
 
 def _merge_skipped(checks: list[JsonDict]) -> Iterator[tuple[JsonDict, JsonDict]]:
