@@ -18,6 +18,10 @@ VIEW = changed(replica_row(), running_requests=2, kv_used_fraction=0.5)
 
 
 INGRESS = {
+    "ingress": "a1b2",
+    "node": "10.0.0.1",
+    "pid": 70,
+    "generation": 3,
     "healthy": True,
     "replicas": [VIEW],
     "in_flight": {"decode": 2},
@@ -69,6 +73,8 @@ POOL = {"pool": "decode", "desired": 4, "ready": 4, "starting": 0, "draining": 0
 CASES: dict[str, dict[str, object]] = {
     "a replica is one row with its state and load, an ingress one line": report(VIEW),
     "a member that no ingress has reached is not joined": report(),
+    "an ingress that does not answer is a row, with its process": report(VIEW)
+    | {"silent_ingresses": [{"ingress": "c3d4", "node": "10.0.0.2", "pid": 71}]},
     "one that only the second ingress has reached is ready": report_of([], [VIEW]),
     "what ingresses differ in is shown as the first sees it": report_of(
         [VIEW], [VIEW | {"running_requests": 9}]

@@ -88,3 +88,11 @@ def panels() -> Mapping[str, set[str]]:
             str(panel.get("title")) for panel in panels_and_rows
         }
     return titles_by_dashboard
+
+
+def diagnosis(runbook: str) -> list[tuple[str, str]]:
+    """The commands of a runbook's *Diagnosis*, each with the text that it shows."""
+    text = (RUNBOOKS / f"{runbook}.md").read_text()
+    [block] = re.findall(r"^## Diagnosis\n\n```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    rows = [line.partition("#") for line in block.splitlines()]
+    return [(command.strip(), shown.strip()) for command, _, shown in rows]

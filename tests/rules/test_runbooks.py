@@ -8,11 +8,9 @@ from functools import cache
 from typing import Any
 
 import pytest
-import typer
-
-from baton.cli.main import build_app
 from baton.config import json_schema
 from baton.telemetry.rules.render import alerts
+from tests.cli.command_lines import misused
 from tests.rules.rule_files import ROOT, RUNBOOKS, panels, unknown_names
 
 BOOKS = {path.stem: path.read_text() for path in sorted(RUNBOOKS.glob("*.md"))}
@@ -49,29 +47,6 @@ def test_a_runbook_says_what_it_means_what_clients_see_where_to_look_what_to_do_
     at = [text.find(part) for part in parts]
     assert -1 not in at
     assert at == sorted(at)
-
-
-@cache
-def options() -> Mapping[str, set[str]]:
-    """Every command, as it is called, and its options."""
-    return dict(options_of(typer.main.get_command(build_app())))
-
-
-def options_of(command: object, called: str = "") -> Iterator[tuple[str, set[str]]]:
-    for name, value in getattr(command, "commands", {}).items():
-        yield from options_of(value, f"{called} {name}".strip())
-    if not hasattr(command, "commands"):
-        yield called, {name for option in vars(command)["params"] for name in option.opts}
-
-
-def misused(command: str) -> str:
-    """What a command line calls that there is not; empty when all of it is there."""
-    words = command.split()
-    for called in (" ".join(words[:2]), words[0]):
-        if called in options():
-            given = [word for word in words if word.startswith("-")]
-            return " ".join(word for word in given if word not in options()[called])
-    return called
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -11,7 +11,12 @@ import pytest
 from baton.config import DeploymentConfig, load_config
 from baton.config.derive.options import split_by_model
 from baton.config.simulation.to_scenario import CannotModel, to_scenario
-from baton.serving.application.app import ingress_options, pool_options, with_interpreter
+from baton.serving.application.app import (
+    build_app,
+    ingress_options,
+    pool_options,
+    with_interpreter,
+)
 from baton.serving.application.builds import (
     BuildRef,
     fresh_builds,
@@ -24,6 +29,19 @@ from tests.serving.configs import example
 
 def test_a_pool_starts_with_as_many_replicas_as_it_says() -> None:
     assert pool_options(example("sim.yaml"), "prefill")["num_replicas"] == 2
+
+
+@pytest.mark.parametrize("sizes", [None, {"prefill": 0, "decode": 3}])
+def test_a_pool_may_have_no_replicas_at_the_start_and_when_its_builds_change(
+    sizes: dict[str, int] | None,
+) -> None:
+    config = example("sim.yaml", "pools.prefill.replicas.min=0", "pools.prefill.replicas.initial=0")
+    bound = build_app(config, sizes=sizes)._bound_deployment  # noqa: SLF001 - what Serve gets
+    pools = [pool._bound_deployment for pool in bound.init_args[1]]  # noqa: SLF001
+    assert {pool.name: pool.num_replicas for pool in pools} == {
+        "prefill": 0,
+        "decode": 2 if sizes is None else 3,
+    }
 
 
 def test_a_replica_may_drain_for_as_long_as_a_stream_may_last() -> None:

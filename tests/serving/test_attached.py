@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.schema import (
     ApplicationStatus,
     ApplicationStatusOverview,
@@ -31,6 +31,7 @@ from baton.domain.errors import (
     ClusterFailed,
     DeploymentEnded,
     NotRunning,
+    TimedOut,
     PreflightFailed,
 )
 from baton.domain.names.addresses import format_endpoint
@@ -53,6 +54,7 @@ from baton.serving.operator.demo import (
     pulled_between,
     summary,
 )
+from baton.serving.operator.control_socket import Answers
 from baton.serving.operator.existing_cluster import (
     cluster_address,
     deploy_to_cluster,
@@ -66,6 +68,7 @@ from baton.serving.operator.local_deployment import (
     replica_counts,
     starting_counts,
 )
+from baton.serving.ray.packing import pack
 from baton.serving.ray.serve_control import error_line, start_failure
 from tests.serving.configs import simulated
 
@@ -111,6 +114,48 @@ def test_a_missing_deployment_differs_from_an_error_of_a_replica(
     monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: handle)
     with pytest.raises(wanted, match=match):
         query_all("ingress", "status")
+
+
+class _Results:
+    """Of a broadcast, of which some replicas gave none."""
+
+    def __init__(self, *results: object) -> None:
+        self._results = list(results)
+
+    def broadcast(self, *_: object) -> _Results:
+        return self
+
+    def results(self, **options: object) -> list[object]:
+        assert options == {"timeout_s": 5.0, "return_exceptions": True}
+        return self._results
+
+
+def test_a_replica_that_is_silent_or_gone_costs_no_other_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = _Results(pack("well"), TimeoutError(), RayActorError())
+    monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: handle)
+    answers = query_all("ingress", "status", timeout_s=5.0)
+    assert answers.values == ["well"]
+    assert answers.failures == [
+        "one ingress did not answer 'status' within 5 s",
+        "one ingress has just ended",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "match"),
+    [
+        (TimeoutError(), TimedOut, "did not answer"),
+        (RayActorError(), NotRunning, "cannot be asked"),
+    ],
+)
+def test_no_answer_at_all_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception], match: str
+) -> None:
+    monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: _Results(error, error))
+    with pytest.raises(expected, match=match):
+        query_all("ingress", "status", timeout_s=5.0)
 
 
 def test_a_deployment_that_has_ended_is_not_asked() -> None:
@@ -171,8 +216,8 @@ def test_where_two_run_another_address_is_neither() -> None:
 class AnsweringCluster(AttachedCluster):
     """Answers without anybody to ask."""
 
-    def query(self, deployment: str, method: str, *arguments: object) -> list[object]:
-        return [{"up_s": 1.0}]
+    def query(self, deployment: str, method: str, *arguments: object) -> Answers:
+        return Answers(values=[{"up_s": 1.0}])
 
 
 @pytest.mark.parametrize(

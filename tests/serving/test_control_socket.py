@@ -17,6 +17,7 @@ from baton.serving.operator.control_socket import (
     ANSWER_TIMEOUT_S,
     SCALE_TIMEOUT_S,
     SOCKET_NAME,
+    Answers,
     ControlClient,
     ControlSocket,
     Query,
@@ -29,8 +30,9 @@ STATUS = {"model": "tiny", "baton": "0.1"}
 
 def answers(
     deployment: str, method: str, arguments: tuple[object, ...], deadline_s: float
-) -> list[object]:
-    return [{"deployment": deployment, "method": method, "arguments": arguments, "s": deadline_s}]
+) -> Answers:
+    row = {"deployment": deployment, "method": method, "arguments": arguments, "s": deadline_s}
+    return Answers(values=[row])
 
 
 def note(name: str) -> bytes | None:
@@ -54,12 +56,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def test_a_question_reaches_the_replicas_with_a_deadline_of_seconds(serve: Serve) -> None:
     client = serve(answers)
     assert client.is_reachable()
-    (told,) = client.query(INGRESS, "requests", 5, "slowest")
+    (told,) = client.query(INGRESS, "requests", 5, "slowest").values
     assert told == {
         "deployment": INGRESS, "method": "requests", "arguments": [5, "slowest"],
         "s": ANSWER_TIMEOUT_S,
     }  # fmt: skip
-    (told,) = client.query(CONTROLLER, "scale", "decode", None, None)
+    (told,) = client.query(CONTROLLER, "scale", "decode", None, None).values
     assert told["s"] == SCALE_TIMEOUT_S  # type: ignore[index]
     assert client.load_note("rollout") == note("rollout")
     assert client.load_note("another") is None
@@ -80,7 +82,7 @@ def test_a_client_that_only_looks_whether_an_owner_answers_is_no_failed_command(
 def test_an_error_of_the_replicas_comes_back_as_itself(
     serve: Serve, error: NotRunning | TimedOut
 ) -> None:
-    def fails(*_: object) -> list[object]:
+    def fails(*_: object) -> Answers:
         raise error
 
     with pytest.raises(type(error)) as caught:
@@ -106,15 +108,15 @@ def test_while_a_deployment_ends_every_command_is_told_so_at_once(tmp_path: Path
 def test_an_unexpected_error_is_reported_and_the_next_question_answered(
     serve: Serve,
 ) -> None:
-    def fails_at_first(deployment: str, *rest: object) -> list[object]:
+    def fails_at_first(deployment: str, *rest: object) -> Answers:
         if deployment == INGRESS:
             raise ZeroDivisionError("oops")
-        return ["well"]
+        return Answers(values=["well"])
 
     client = serve(fails_at_first)
     with pytest.raises(NotRunning, match="ZeroDivisionError: oops"):
         client.query(INGRESS, "status")
-    assert client.query(CONTROLLER, "status") == ["well"]
+    assert client.query(CONTROLLER, "status").values == ["well"]
 
 
 def test_only_what_control_commands_ask_is_passed_on(serve: Serve) -> None:
@@ -137,10 +139,10 @@ def test_an_unreadable_question_gets_an_error(serve: Serve, tmp_path: Path, garb
 def test_more_questions_than_may_be_answered_at_once_are_told_to_come_back(serve: Serve) -> None:
     go_on, begun = threading.Event(), threading.Semaphore(0)
 
-    def waits(*_: object) -> list[object]:
+    def waits(*_: object) -> Answers:
         begun.release()
         go_on.wait(30.0)
-        return ["done"]
+        return Answers(values=["done"])
 
     client = serve(waits)
     threads = [threading.Thread(target=client.query, args=(CONTROLLER, "status")) for _ in range(8)]
@@ -169,10 +171,10 @@ def test_only_its_user_may_open_it_and_it_is_gone_when_it_is_closed(tmp_path: Pa
 
 # ---------------------------------------------------------------------- status
 def test_a_status_says_what_did_not_answer_and_shows_the_rest(serve: Serve) -> None:
-    def ingresses_are_late(deployment: str, *_: object) -> list[object]:
+    def ingresses_are_late(deployment: str, *_: object) -> Answers:
         if deployment == INGRESS:
             raise TimedOut("ingress did not answer 'status' within 5 s", "try again")
-        return [STATUS]
+        return Answers(values=[STATUS])
 
     report = AttachedCluster(None, serve(ingresses_are_late)).status()
     assert report["unanswered"] == ["ingress did not answer 'status' within 5 s"]
@@ -182,10 +184,10 @@ def test_a_status_says_what_did_not_answer_and_shows_the_rest(serve: Serve) -> N
 
 @pytest.mark.parametrize("gone", [INGRESS, CONTROLLER])
 def test_a_status_of_which_a_part_is_not_there_shows_the_rest(serve: Serve, gone: str) -> None:
-    def one_is_there(deployment: str, *_: object) -> list[object]:
+    def one_is_there(deployment: str, *_: object) -> Answers:
         if deployment == gone:
             raise NotRunning(f"{gone}: none of its replicas is ready", "try again")
-        return [STATUS] if deployment == CONTROLLER else [{"healthy": True}]
+        return Answers(values=[STATUS if deployment == CONTROLLER else {"healthy": True}])
 
     report = AttachedCluster(None, serve(one_is_there)).status()
     assert report["unanswered"] == [f"{gone}: none of its replicas is ready"]
@@ -193,7 +195,7 @@ def test_a_status_of_which_a_part_is_not_there_shows_the_rest(serve: Serve, gone
 
 
 def test_a_status_of_which_nothing_is_there_is_an_error(serve: Serve) -> None:
-    def none_is_there(deployment: str, *_: object) -> list[object]:
+    def none_is_there(deployment: str, *_: object) -> Answers:
         raise NotRunning(f"{deployment}: none of its replicas is ready", "try again")
 
     with pytest.raises(NotRunning, match=r"controller: none .*; ingress: none "):
@@ -201,10 +203,10 @@ def test_a_status_of_which_nothing_is_there_is_an_error(serve: Serve) -> None:
 
 
 def test_a_status_of_a_controller_that_is_late_shows_the_ingresses(serve: Serve) -> None:
-    def controller_is_late(deployment: str, *_: object) -> list[object]:
+    def controller_is_late(deployment: str, *_: object) -> Answers:
         if deployment == CONTROLLER:
             raise TimedOut("controller did not answer", "try again")
-        return [{"healthy": True}]
+        return Answers(values=[{"healthy": True}])
 
     report = AttachedCluster(None, serve(controller_is_late)).status()
     assert report["unanswered"] == ["controller did not answer"]
@@ -212,7 +214,7 @@ def test_a_status_of_a_controller_that_is_late_shows_the_ingresses(serve: Serve)
 
 
 def test_an_unanswered_status_is_an_error(serve: Serve) -> None:
-    def late(deployment: str, *_: object) -> list[object]:
+    def late(deployment: str, *_: object) -> Answers:
         raise TimedOut(f"{deployment} did not answer", "try again")
 
     with pytest.raises(TimedOut, match="controller did not answer; ingress did not answer"):
@@ -220,8 +222,36 @@ def test_an_unanswered_status_is_an_error(serve: Serve) -> None:
 
 
 def test_a_whole_status_mentions_nothing_unanswered(serve: Serve) -> None:
-    def all_answer(deployment: str, *_: object) -> list[object]:
-        return [STATUS] if deployment == CONTROLLER else [{"healthy": True}]
+    def all_answer(deployment: str, *_: object) -> Answers:
+        return Answers(values=[STATUS if deployment == CONTROLLER else {"healthy": True}])
 
     report = AttachedCluster(None, serve(all_answer)).status()
     assert "unanswered" not in report
+
+
+def test_an_ingress_that_is_silent_costs_no_other_answer_and_is_named(serve: Serve) -> None:
+    members = [{"ingress": name, "node": "10.0.0.1", "pid": pid} for name, pid in (("a", 7), ("b", 8))]
+
+    def second_is_silent(deployment: str, *_: object) -> Answers:
+        if deployment == CONTROLLER:
+            return Answers(values=[STATUS | {"ingress_members": members}])
+        return Answers(values=[{"ingress": "a"}], failures=["one ingress did not answer"])
+
+    report = AttachedCluster(None, serve(second_is_silent)).status()
+    assert report["ingresses"] == [{"ingress": "a"}]
+    assert report["silent_ingresses"] == members[1:]
+    assert report["unanswered"] == ["one ingress did not answer"]
+    assert "ingress_members" not in report
+
+
+def test_pairs_and_requests_of_those_that_answer_are_shown_with_what_is_missing(
+    serve: Serve,
+) -> None:
+    def one_answers(*_: object) -> Answers:
+        return Answers(values=[[]], failures=["one ingress did not answer"])
+
+    cluster = AttachedCluster(None, serve(one_answers))
+    for report in (cluster.links(), cluster.requests(3, order="latest")):
+        assert report["unanswered"] == ["one ingress did not answer"]
+    with pytest.raises(TimedOut, match="one ingress did not answer"):
+        cluster.explain_route("may-be-with-the-silent-one")

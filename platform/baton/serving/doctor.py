@@ -288,7 +288,7 @@ def _check_objectives(status: JsonDict, snapshot: DeploymentSnapshot) -> Check:
 
 def _objectives_remedy(snapshot: DeploymentSnapshot) -> str:
     """Go back, if the configuration has just changed; else find out what the time goes into."""
-    look = "see 'baton status' for the load, and 'baton trace --slowest' for what takes the time"
+    look = "see 'baton status' for the load, and 'baton trace --order slowest' for what takes the time"
     if isinstance(snapshot.history, UnknownFact):
         return look
     changes = [row for row in snapshot.history if row["at_s"] is not None and row["generation"]]
@@ -378,6 +378,12 @@ def _check_deployment_disks(disks: tuple[DiskFact, ...] | UnknownFact) -> Check:
 def _check_ingresses(status: JsonDict) -> Check:
     topic = Topic("ingresses", "an ingress without a replica to decode refuses everything")
     ingresses = _ingresses(status)
+    if silent := cast("list[JsonDict]", status.get("silent_ingresses") or []):
+        names = [f"{row['ingress']} (pid {row['pid']} on {row['node']})" for row in silent]
+        return topic.failed(
+            f"no answer from {few(names)}",
+            "end its process, if it stays so: Ray starts another; see 'baton logs --ingress'",
+        )
     unhealthy = sum(not ingress["healthy"] for ingress in ingresses)
     if unhealthy or not ingresses:
         reason = "; ".join(status.get("unanswered") or ["there is none"])

@@ -114,13 +114,11 @@ def text_report(report: Report) -> Report:
     if timings := [row for ingress in ingresses[:1] for row in ingress.get("timings", [])]:
         shown["predictions"] = [_timing_row(row) for row in timings]
     shown["ingresses"] = [
-        {
-            "healthy": ingress["healthy"],
-            "in_flight": _counts_text(ingress["in_flight"]),
-            "ended": _counts_text(ingress["ended"]),
-            "not_joined": len(ingress["unjoined"]),
-        }
-        for ingress in ingresses
+        *(_ingress_row(ingress) for ingress in ingresses),
+        *(
+            {**silent, "healthy": "no answer"}
+            for silent in cast("list[JsonDict]", shown.pop("silent_ingresses", []))
+        ),
     ]
     if failed_agents := {
         name: reason for ingress in ingresses for name, reason in _failed_agents(ingress).items()
@@ -129,6 +127,19 @@ def text_report(report: Report) -> Report:
     if failures := [text for ingress in ingresses if (text := _policy_failure(ingress))]:
         shown["placement_failures"] = failures
     return shown
+
+
+def _ingress_row(ingress: JsonDict) -> JsonDict:
+    return {
+        "ingress": ingress.get("ingress"),
+        "node": ingress.get("node"),
+        "pid": ingress.get("pid"),
+        "healthy": ingress["healthy"],
+        "generation": ingress.get("generation"),
+        "in_flight": _counts_text(ingress["in_flight"]),
+        "ended": _counts_text(ingress["ended"]),
+        "not_joined": len(ingress["unjoined"]),
+    }
 
 
 def incident_rows(report: Report) -> Report:

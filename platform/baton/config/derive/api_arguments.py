@@ -217,7 +217,7 @@ REJECTED_ARGUMENTS: Mapping[str, str] = {
     "enable_flash_late_interaction": "models that score are not served; remove it",
     "enable_offline_docs": _NO_DOCS,
     "enable_per_request_metrics": "engines' times do not come to the API server, see"
-    " 'baton explain request' and observability.tracing",
+    " 'baton explain route' and observability.tracing",
     "enable_scale_out": _NO_ROUTE,
     "enable_server_load_tracking": _NO_ROUTE,
     "enable_ssl_refresh": "certificates are read again when their files change; remove it",

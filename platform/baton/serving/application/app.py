@@ -7,7 +7,7 @@ Serve's membership and uses the fleet link.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from baton.config.schema.deployment import DeploymentConfig, PoolConfig
 from baton.domain.names.addresses import is_loopback
@@ -15,6 +15,7 @@ from baton.serving.application.builds import Build, Builds, fresh_builds
 from baton.serving.controller.deployment import Controller
 from baton.serving.ingress.deployment import Ingress
 from baton.serving.ray.context import HEAD_NODE_RESOURCE
+from baton.serving.ray.serve_control import with_size
 from baton.serving.replica.deployment import EngineReplica
 from baton.serving.shared.names import CONTROLLER, INGRESS
 
@@ -62,10 +63,13 @@ def build_app(
         kind: type, options: Options, build: Build, *, surge: bool = True
     ) -> Deployment:
         options = options | {"max_surge_percent": _SURGE_PERCENT if surge else 0}
+        replicas = cast("int", options["num_replicas"])
+        # Serve keeps a deployment without replicas, but takes no option that says so.
+        options = options | {"num_replicas": max(1, replicas)}
         # `_internal` is Serve's own marker: the public call drops the version and makes up a new
         # one.
         made: Deployment = serve.deployment(kind).options(**with_interpreter(options, build.python))
-        return made.options(version=build.version, _internal=True)
+        return with_size(made.options(version=build.version, _internal=True), replicas)
 
     pools = []
     for name in config.pools:

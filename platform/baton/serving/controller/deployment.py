@@ -229,6 +229,11 @@ class ControllerService:
                 for name, pool in self._config.pools.items()
             },
             "members": [_member_row(member) for member in self._replicas()],
+            "ingress_members": [
+                _ingress_row(member)
+                for member in sorted(self._membership.members, key=lambda item: item.replica_id)
+                if member.deployment == INGRESS
+            ],
             **self._service_levels(),
             "autoscaler": self._autoscaler_status(),
             "adapters": self.adapters.rows(),
@@ -528,6 +533,11 @@ def controller_http(
 
 def _refusal_json(refusal: AdapterRejection | None) -> Json | None:
     return None if refusal is None else asdict(refusal)
+
+
+def _ingress_row(member: Member) -> Json:
+    pid = member.metadata.get("pid")
+    return {"ingress": member.replica_id, "node": member.node_ip, "pid": pid}
 
 
 def _member_row(member: Member) -> Json:

@@ -132,15 +132,18 @@ class Ingress:
         return app
 
     def record_replica_metadata(self) -> dict[str, object]:
-        """The metrics address; Serve gives it to followers of the ingresses."""
-        return {METRICS_ADDRESS: self._require_models().metrics_address}
+        """The metrics address and the process; Serve gives them to followers of the ingresses."""
+        return {METRICS_ADDRESS: self._require_models().metrics_address, "pid": os.getpid()}
 
     async def status(self) -> bytes:
-        """See `ModelIngress.status`, with the configuration's generation; packed."""
+        """See `ModelIngress.status`, with its process and the configuration's generation; packed."""
+        from baton.serving.ray.context import node_address, replica_name
+
         generation = (
             None if self._config_participant is None else self._config_participant.live.generation
         )
-        return pack({**self._require_models().status(), "generation": generation})
+        process = {"ingress": replica_name(), "node": node_address(), "pid": os.getpid()}
+        return pack({**process, **self._require_models().status(), "generation": generation})
 
     async def explain(self, request_id: str) -> bytes:
         """See `ModelIngress.explain`; packed."""

@@ -13,7 +13,7 @@ from baton.domain.commands import RecordSelection
 from baton.domain.errors import AmbiguousDeployment, DeploymentEnded, NotRunning, TimedOut
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.cluster.local_cluster import attach, detach
-from baton.serving.operator.control_socket import ControlClient, timeout_of
+from baton.serving.operator.control_socket import Answers, ControlClient, timeout_of
 from baton.serving.operator.local_deployment import query_all
 from baton.serving.shared.names import CONTROLLER, INGRESS
 from baton.serving.shared.reports import (
@@ -31,8 +31,9 @@ Report = Mapping[str, object]
 class AttachedCluster:
     """The queries to a deployment.
 
-    Each query has a deadline. It raises `NotRunning` if no replica answers, `TimedOut` if some do
-    not answer in time, `DeploymentEnded` if the deployment has ended.
+    Each query has a deadline. It raises `NotRunning` if there is no replica, `TimedOut` if none
+    answers in time, `DeploymentEnded` if the deployment has ended. `unanswered` of a report says
+    whose answer is missing.
     """
 
     def __init__(self, state: ClusterState | None, control: ControlClient | None = None) -> None:
@@ -44,29 +45,35 @@ class AttachedCluster:
     def status(self) -> Report:
         """The deployment, its replicas as Serve and as each ingress sees them.
 
-        `unanswered` lists the missing parts of a busy or broken deployment, and why.
+        `unanswered` lists the missing parts of a busy or broken deployment, and why;
+        `silent_ingresses` those that run without an answer.
         """
-        controller_answers, failures = self._try_query(CONTROLLER, "status")
-        ingresses, ingress_failures = self._try_query(INGRESS, "status")
-        failures += ingress_failures
-        unanswered = [failure.reason for failure in failures]
-        if not controller_answers and not ingresses:
-            reason = "; ".join(dict.fromkeys(unanswered))
-            if any(isinstance(failure, NotRunning) for failure in failures):
-                raise NotRunning(reason, failures[0].remedy)
+        controller, controller_error = self._try_query(CONTROLLER, "status")
+        ingresses, ingress_error = self._try_query(INGRESS, "status")
+        errors = [error for error in (controller_error, ingress_error) if error is not None]
+        if not controller.values and not ingresses.values:
+            reason = "; ".join(dict.fromkeys(error.reason for error in errors))
+            if any(isinstance(error, NotRunning) for error in errors):
+                raise NotRunning(reason, errors[0].remedy)
             raise TimedOut(reason, "try again, or look at 'baton logs --follow'")
         report: dict[str, object] = self._endpoint()
+        unanswered = [error.reason for error in errors] + ingresses.failures
         report |= {"unanswered": unanswered} if unanswered else {}
         rollout = self._last_rollout()
         report |= {} if rollout is None else {"rollout": rollout}
-        for controller_answer in controller_answers[:1]:
+        for controller_answer in controller.values[:1]:
             report |= cast("dict[str, object]", controller_answer)
-        rows = cast("list[Report]", ingresses)
+        rows = cast("list[Report]", ingresses.values)
         processes = cast("list[Report]", report.pop("process_losses", []))
+        members = cast("list[Report]", report.pop("ingress_members", []))
+        answered = {row.get("ingress") for row in rows}
+        if ingresses.failures or ingress_error is not None:
+            silent = [member for member in members if member["ingress"] not in answered]
+            report["silent_ingresses"] = silent
         return report | {
             "losses": merge_losses(rows, processes),
             "rejections": merge_rejections(rows),
-            "ingresses": ingresses,
+            "ingresses": ingresses.values,
         }
 
     def _endpoint(self) -> dict[str, object]:
@@ -84,49 +91,55 @@ class AttachedCluster:
 
     def _try_query(
         self, deployment: str, method: str
-    ) -> tuple[list[object], list[TimedOut | NotRunning]]:
+    ) -> tuple[Answers, TimedOut | NotRunning | None]:
         try:
-            return self.query(deployment, method), []
+            return self.query(deployment, method), None
         except DeploymentEnded:
             raise
         except (TimedOut, NotRunning) as error:
-            return [], [error]
+            return Answers(values=[]), error
 
     def explain_route(self, request_id: str) -> Report:
         """How a request was placed, from every ingress that remembers it.
 
         Raises:
             UnknownRequest: none does.
+            TimedOut: none does of those that answer, and some do not.
         """
         answers = self.query(INGRESS, "explain", request_id)
-        return route_report(request_id, cast("list[list[Report]]", answers))
+        reports = cast("list[list[Report]]", answers.values)
+        if answers.failures and not any(reports):
+            raise TimedOut("; ".join(answers.failures), "look at 'baton status', then try again")
+        return {**route_report(request_id, reports), **_missing(answers)}
 
     def requests(self, count: int, *, order: str) -> Report:
         """Reports of the last requests of every ingress; `order` is a `RecordSelection`."""
         answers = self.query(INGRESS, "requests", count, order)
         reports = merge_request_reports(
-            cast("list[list[Report]]", answers), count, RecordSelection(order)
+            cast("list[list[Report]]", answers.values), count, RecordSelection(order)
         )
-        return {"requests": reports, "ingresses": len(answers)}
+        return {"requests": reports, "ingresses": len(answers.values), **_missing(answers)}
 
     def links(self) -> Report:
         """The state of every pair of replicas between which KV blocks may move."""
-        answers = cast("list[list[Report]]", self.query(INGRESS, "links"))
-        return {"links": merge_link_reports(answers), "ingresses": len(answers)}
+        answers = self.query(INGRESS, "links")
+        reports = cast("list[list[Report]]", answers.values)
+        links = merge_link_reports(reports)
+        return {"links": links, "ingresses": len(reports), **_missing(answers)}
 
     def explain_scale(self, ticks: int) -> Report:
         """The last ticks of the autoscaler, oldest first."""
-        (answer, *_) = self.query(CONTROLLER, "explain_scale", ticks)
+        (answer, *_) = self.query(CONTROLLER, "explain_scale", ticks).values
         return cast("dict[str, object]", answer)
 
     def usage(self) -> Report:
         """The usage of each tenant, overhead and idle time."""
-        (answer, *_) = self.query(CONTROLLER, "usage")
+        (answer, *_) = self.query(CONTROLLER, "usage").values
         return cast("dict[str, object]", answer)
 
     def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Report:
         """Have the controller set a pool's replicas; None: leave it to the autoscaler."""
-        (answer, *_) = self.query(CONTROLLER, "scale", pool, replicas, for_s)
+        (answer, *_) = self.query(CONTROLLER, "scale", pool, replicas, for_s).values
         return cast("dict[str, object]", answer)
 
     def _last_rollout(self) -> Report | None:
@@ -143,8 +156,8 @@ class AttachedCluster:
         at_s = cast("float", progress.pop("at_s"))
         return {**progress, "age_s": round(max(0.0, unix_time_s() - at_s), 1)}
 
-    def query(self, deployment: str, method: str, *arguments: object) -> list[object]:
-        """The answers of every replica of a deployment; there is at least one."""
+    def query(self, deployment: str, method: str, *arguments: object) -> Answers:
+        """The answers of the replicas of a deployment; there is at least one."""
         if self.state is not None and not self.state.is_alive():
             # Ray would look for the cluster for a minute, and then end this process.
             raise DeploymentEnded(
@@ -154,6 +167,11 @@ class AttachedCluster:
         if self._control is not None:
             return self._control.query(deployment, method, *arguments)
         return query_all(deployment, method, *arguments, timeout_s=timeout_of(method))
+
+
+def _missing(answers: Answers) -> Report:
+    """That some have not answered, as a part of a report; empty if all have."""
+    return {"unanswered": answers.failures} if answers.failures else {}
 
 
 @contextmanager

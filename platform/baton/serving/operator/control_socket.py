@@ -21,6 +21,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,18 @@ METHODS = {
 }
 """The permitted queries, by deployment. Others go over Ray."""
 
-Query = Callable[[str, str, tuple[object, ...], float], list[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Of the replicas of a deployment to one query; at least one has answered."""
+
+    values: list[object]
+    failures: list[str] = field(default_factory=list)
+    """Why each of the others has not."""
+
+
+Query = Callable[[str, str, tuple[object, ...], float], Answers]
 """`(deployment, method, arguments, deadline_s)`: the answers of its replicas."""
 LoadNote = Callable[[str], bytes | None]
 """The note with this name in the deployment's store; None if there is none."""
@@ -110,7 +122,10 @@ class _Handler(socketserver.StreamRequestHandler):
                 TimedOut(f"{_MAX_CONCURRENT} commands are being answered", "try again")
             )
         try:
-            return {"answer": self._execute(json.loads(request_line))}
+            answer = self._execute(json.loads(request_line))
+            if isinstance(answer, Answers):
+                return {"answer": answer.values, "failures": answer.failures}
+            return {"answer": answer}
         except OperatorError as error:
             return _error_answer(error)
         except Exception as error:  # a boundary: the client gets the error, and it is logged
@@ -171,18 +186,17 @@ class ControlClient:
         if self.is_reachable():
             self._exchange({"check": True}, ANSWER_TIMEOUT_S + _SLACK_S)
 
-    def query(self, deployment: str, method: str, *arguments: object) -> list[object]:
-        """The answers of every replica of a deployment.
+    def query(self, deployment: str, method: str, *arguments: object) -> Answers:
+        """The answers of the replicas of a deployment.
 
         Raises:
-            NotRunning: there is no replica, or it cannot be asked.
-            TimedOut: not all of them answered in time.
+            NotRunning: there is no replica, or none can be asked.
+            TimedOut: none of them answered in time.
             DeploymentEnded: the owner has ended.
         """
         request = {"deployment": deployment, "method": method, "arguments": arguments}
-        answers = self._exchange(request, timeout_of(method) + _SLACK_S)
-        assert isinstance(answers, list), "every question is answered with a list"
-        return answers
+        reply = self._exchange(request, timeout_of(method) + _SLACK_S)
+        return Answers(values=list(reply["answer"]), failures=list(reply["failures"]))
 
     def load_note(self, name: str) -> bytes | None:
         """A note in the deployment's store; None if there is none.
@@ -190,10 +204,10 @@ class ControlClient:
         Raises:
             OperatorError: as `query` does.
         """
-        note = self._exchange({"note": name}, ANSWER_TIMEOUT_S + _SLACK_S)
+        note = self._exchange({"note": name}, ANSWER_TIMEOUT_S + _SLACK_S)["answer"]
         return None if note is None else str(note).encode()
 
-    def _exchange(self, request: Mapping[str, object], timeout_s: float) -> object:
+    def _exchange(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
         try:
             with self._connect(timeout_s) as connection, connection.makefile("rb") as answers:
                 connection.sendall(json.dumps(request).encode() + b"\n")
@@ -210,11 +224,10 @@ class ControlClient:
             raise DeploymentEnded(
                 "the deployment's holder broke off", "see whether it still runs with 'baton status'"
             )
-        reply = json.loads(line)
+        reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise _ERRORS[reply["error"]](reply["reason"], reply["remedy"])
-        answer: object = reply["answer"]
-        return answer
+        return reply
 
     @contextlib.contextmanager
     def _connect(self, timeout_s: float) -> Iterator[socket.socket]:

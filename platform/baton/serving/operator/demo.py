@@ -157,7 +157,7 @@ def _stream(
 
 
 def _request_report(request_id: str) -> Mapping[str, object]:
-    for answer in query_all(INGRESS, "explain", request_id):
+    for answer in query_all(INGRESS, "explain", request_id).values:
         for report in cast("list[Mapping[str, object]]", answer):
             return report
     return {}
@@ -165,7 +165,7 @@ def _request_report(request_id: str) -> Mapping[str, object]:
 
 def _transfers() -> dict[str, PullTotals]:
     """All pulls so far of each replica, as decode engines counted them."""
-    (report, *_) = query_all(INGRESS, "status")
+    (report, *_) = query_all(INGRESS, "status").values
     rows = cast("list[Mapping[str, float]]", cast("Mapping[str, object]", report)["replicas"])
     return {str(row["replica_id"]): (int(row["moved_bytes"]), row["transfer_s"]) for row in rows}
 

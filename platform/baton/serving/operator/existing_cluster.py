@@ -283,10 +283,8 @@ def _await_ingresses(until_s: float, timeout_s: float, progress: Progress) -> No
     progress("waiting until the endpoint is healthy")
     while time.monotonic() < until_s:
         try:
-            if all(
-                answer is True
-                for answer in query_all(INGRESS, "healthy", timeout_s=_QUERY_TIMEOUT_S)
-            ):
+            answers = query_all(INGRESS, "healthy", timeout_s=_QUERY_TIMEOUT_S)
+            if not answers.failures and all(answer is True for answer in answers.values):
                 return
         except (NotRunning, TimedOut):
             pass  # it may just be starting

@@ -28,7 +28,7 @@ from baton.serving.front.certificates import CertificateWatch
 from baton.serving.front.data_path import DataPath, front_thread_count
 from baton.serving.front.haproxy_admin import admin_sockets
 from baton.serving.front.haproxy_hardening import certificate_path
-from baton.serving.operator.control_socket import ControlSocket
+from baton.serving.operator.control_socket import Answers, ControlSocket
 from baton.serving.ray.driver import hide_serve_messages
 from baton.serving.ray.packing import unpack
 from baton.serving.ray.serve_control import NO_REPLICA_READY, start_failure
@@ -55,12 +55,14 @@ _STOP_TIMEOUT_S = 20.0
 
 def query_all(
     deployment: str, method: str, *arguments: object, timeout_s: float = _QUERY_TIMEOUT_S
-) -> list[object]:
-    """The answers of every replica of a deployment to a control call.
+) -> Answers:
+    """The answers of the replicas of a deployment to a control call.
+
+    A replica that is silent, or ends before it has answered, costs no other answer.
 
     Raises:
-        NotRunning: there is no replica, or one ended before it answered.
-        TimedOut: not all of them answered in time.
+        NotRunning: there is no replica, or the only ones ended before they answered.
+        TimedOut: none of them answered in time.
     """
     from ray import exceptions, serve
     from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
@@ -68,7 +70,14 @@ def query_all(
     hide_serve_messages()
     try:
         handle = serve.get_deployment_handle(deployment, APP)
-        answers = handle.broadcast(method, *arguments).results(timeout_s=timeout_s)
+        broadcast = handle.broadcast(method, *arguments)
+        results = broadcast.results(timeout_s=timeout_s, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, Exception)]
+        absent = (TimeoutError, exceptions.RayActorError)
+        if unexpected := [error for error in errors if not isinstance(error, absent)]:
+            raise unexpected[0]
+        if errors and len(errors) == len(results):
+            raise errors[0]
     except TimeoutError as error:
         raise TimedOut(
             f"{deployment} did not answer {method!r} within {timeout_s:.0f} s", "try again"
@@ -90,13 +99,21 @@ def query_all(
             ) from error
         remedy = "it may just be replaced: try again in some seconds"
         raise NotRunning(f"{deployment} cannot be asked: {reason}", remedy) from error
-    return [unpack(answer) for answer in answers]
+    return Answers(
+        values=[unpack(result) for result in results if not isinstance(result, Exception)],
+        failures=[
+            f"one {deployment} did not answer {method!r} within {timeout_s:.0f} s"
+            if isinstance(error, TimeoutError)
+            else f"one {deployment} has just ended"
+            for error in errors
+        ],
+    )
 
 
 def announce_observability(progress: Progress) -> None:
     """Show where metrics and the console are, if the controller answers."""
     with contextlib.suppress(BatonError):
-        (status, *_) = query_all(CONTROLLER, "status")
+        (status, *_) = query_all(CONTROLLER, "status").values
         if isinstance(status, Mapping) and (line := observability_line(status)):
             progress(line)
 
@@ -295,7 +312,7 @@ def await_application(
 
 def _query_within(
     deployment: str, method: str, arguments: tuple[object, ...], timeout_s: float
-) -> list[object]:
+) -> Answers:
     return query_all(deployment, method, *arguments, timeout_s=timeout_s)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+    from ray.serve import Deployment
     from ray.serve.schema import ApplicationStatusOverview, DeploymentDetails
 
 _LOGGER = logging.getLogger(__name__)
@@ -165,6 +166,12 @@ def deployment_state(details: DeploymentDetails) -> DeploymentState:
         stopping=stopping + surplus,
         message=details.message if unhealthy else "",
     )
+
+
+def with_size(deployment: Deployment, replicas: int) -> Deployment:
+    """The deployment with this number of replicas, of which Serve's options allow all but 0."""
+    deployment._deployment_config.num_replicas = replicas  # noqa: SLF001
+    return deployment
 
 
 async def call_all(
