@@ -75,6 +75,9 @@ CASES: dict[str, dict[str, object]] = {
     "a member that no ingress has reached is not joined": report(),
     "an ingress that does not answer is a row, with its process": report(VIEW)
     | {"silent_ingresses": [{"ingress": "c3d4", "node": "10.0.0.2", "pid": 71}]},
+    "a controller that does not answer costs no replica": {
+        name: value for name, value in report(VIEW).items() if name != "members"
+    },
     "one that only the second ingress has reached is ready": report_of([], [VIEW]),
     "what ingresses differ in is shown as the first sees it": report_of(
         [VIEW], [VIEW | {"running_requests": 9}]

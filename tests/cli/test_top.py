@@ -151,7 +151,7 @@ def test_the_worst_pairs_come_first_and_all_are_counted() -> None:
             {"autoscaler": {"paused_reason": "nobody reports"}},
             "the autoscaler holds still: nobody reports",
         ),
-        ({"pools": [POOL | {"trouble": "it died\nwhy"}]}, "pool decode: it died"),
+        ({"pools": [POOL | {"trouble": "it died"}]}, "pool decode: it died"),
         ({"ingresses": [INGRESS | {"healthy": False}]}, "1 of 1 ingress cannot serve"),
         ({"ingresses": [INGRESS | {"unjoined": {"d": "x"}}]}, "not joined everywhere: d"),
         (

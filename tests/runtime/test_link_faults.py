@@ -325,7 +325,9 @@ async def test_a_dropped_coordinator_learns_of_it_with_its_next_beat() -> None:
         with raw_coordinator(host.address) as peer:
             await peer.open_session()
             goodbye = await peer.next_frame(frames.ReplicaBeat)
-            assert goodbye == frames.Close(CloseReason.UNRESPONSIVE)
+            assert isinstance(goodbye, frames.Close)
+            assert goodbye.reason is CloseReason.UNRESPONSIVE
+            assert goodbye.detail.startswith("an ingress stood still"), "it blames the replica"
             await peer.send(*codec.encode(frames.CoordinatorBeat()))
             assert await peer.next_frame() == frames.Close(CloseReason.NO_SESSION)
 

@@ -14,6 +14,7 @@ from baton.config.simulation.to_scenario import CannotModel, to_scenario
 from baton.serving.application.app import (
     build_app,
     ingress_options,
+    initial_sizes,
     pool_options,
     with_interpreter,
 )
@@ -31,17 +32,13 @@ def test_a_pool_starts_with_as_many_replicas_as_it_says() -> None:
     assert pool_options(example("sim.yaml"), "prefill")["num_replicas"] == 2
 
 
-@pytest.mark.parametrize("sizes", [None, {"prefill": 0, "decode": 3}])
-def test_a_pool_may_have_no_replicas_at_the_start_and_when_its_builds_change(
-    sizes: dict[str, int] | None,
-) -> None:
+def test_a_pool_without_replicas_is_ordered_with_one_for_serve_takes_none_with_zero() -> None:
     config = example("sim.yaml", "pools.prefill.replicas.min=0", "pools.prefill.replicas.initial=0")
-    bound = build_app(config, sizes=sizes)._bound_deployment  # noqa: SLF001 - what Serve gets
-    pools = [pool._bound_deployment for pool in bound.init_args[1]]  # noqa: SLF001
-    assert {pool.name: pool.num_replicas for pool in pools} == {
-        "prefill": 0,
-        "decode": 2 if sizes is None else 3,
-    }
+    for sizes, decode in ((None, 2), ({"prefill": 0, "decode": 3}, 3)):
+        bound = build_app(config, sizes=sizes)._bound_deployment  # noqa: SLF001 - what Serve gets
+        pools = [pool._bound_deployment for pool in bound.init_args[1]]  # noqa: SLF001
+        assert [pool.num_replicas for pool in pools] == [1, decode]
+        assert initial_sizes(config, sizes) == {"prefill": 0, "decode": decode}
 
 
 def test_a_replica_may_drain_for_as_long_as_a_stream_may_last() -> None:

@@ -79,6 +79,27 @@ def test_messages_of_serve_are_shown_only_while_something_is_wrong() -> None:
     assert deployment_state(bad).message == "no GPU"
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "A replica failed to start with exception. Retrying. Error:\nray::ServeReplica()\n"
+            '  File "deployment.py", line 7, in build\nRuntimeError: no weights\n',
+            "RuntimeError: no weights",
+        ),
+        (
+            "A replica failed to start with exception. Retrying. Error:\n"
+            "The actor died unexpectedly before finishing this task.",
+            "The actor died unexpectedly before finishing this task.",
+        ),
+        ("2 replicas take more than 30s to start", "2 replicas take more than 30s to start"),
+    ],
+)
+def test_of_a_message_of_serve_the_line_with_the_cause_is_shown(message: str, shown: str) -> None:
+    bad = details(1, "STARTING", status="UNHEALTHY", message=message)
+    assert deployment_state(bad).message == shown
+
+
 def test_replicas_are_told_by_their_ids_and_those_that_stop_are_not() -> None:
     found = deployment_replicas(
         details(2, "RUNNING", "STARTING", "STOPPING", "UPDATING", "RECOVERING")
@@ -111,6 +132,8 @@ def test_a_deployment_without_a_ready_replica_is_told_in_words() -> None:
     assert told == "none of its replicas is ready: it is starting, or could not start"
     assert _failure_reason(ValueError("first\nlast"), 2.0) == "ValueError: last"
     assert _failure_reason(TimeoutError(), 2.0) == "could not be called within 2 s"
+    gone = pytest.importorskip("ray.exceptions").ActorUnavailableError("unavailable..", b"1" * 16)
+    assert _failure_reason(gone, 2.0) == "a replica ended before it answered"
 
 
 # -------------------------------------------------------------------- messages of Ray

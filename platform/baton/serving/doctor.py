@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -57,7 +58,6 @@ from baton.serving.doctor_facts import (
     metrics_url_in,
 )
 from baton.serving.operator.attached import find_local_state
-from baton.serving.ray.serve_control import error_line
 
 JsonDict = dict[str, Any]
 Report = Mapping[str, object]
@@ -210,12 +210,18 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
         yield from islice(_skip_all("the deployment does not answer"), 1 + _FRONT_CHECKS, None)
         return
     fields = cast("JsonDict", status)
-    yield topic.passed(f"{fields.get('model')}, baton {fields.get('baton')}")
+    if "baton" in fields:
+        yield topic.passed(f"{fields.get('model')}, baton {fields['baton']}")
+    else:
+        yield topic.failed(
+            "; ".join(fields.get("unanswered") or ["the controller does not answer"]),
+            "end its process, if it stays so: Ray starts another; see 'baton logs --controller'",
+        )
     yield from _front_checks(snapshot.front)
-    yield _check_objectives(fields, snapshot)
+    yield _if_controller(fields, _check_objectives(fields, snapshot))
     yield _check_ingresses(fields)
-    yield _check_joined(fields)
-    yield _check_pools(fields)
+    yield _if_controller(fields, _check_joined(fields))
+    yield _if_controller(fields, _check_pools(fields))
     yield _check_losses(fields)
     yield _check_expiries(fields)
     yield _check_unauthorized(fields)
@@ -224,8 +230,8 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
     yield _check_side_channels(snapshot.links)
     yield _check_agents(fields)
     yield _check_leases(fields)
-    yield _check_generation(fields)
-    yield _check_metrics(snapshot, fields)
+    yield _if_controller(fields, _check_generation(fields))
+    yield _if_controller(fields, _check_metrics(snapshot, fields))
     yield _check_autoscaler(fields)
     yield _check_reports(fields)
     yield _check_policy(fields)
@@ -236,6 +242,13 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
         metrics_url=metrics_url_in(snapshot.status),
     )
     yield check_ray_auth(snapshot.ray_auth, snapshot.gcs_address)
+
+
+def _if_controller(status: JsonDict, check: Check) -> Check:
+    """A check of what the controller tells; skipped if it does not answer."""
+    if "baton" in status:
+        return check
+    return Topic(check.name, check.why).skipped("the controller does not answer")
 
 
 def _front_checks(front: FrontSnapshot) -> tuple[Check, ...]:
@@ -305,7 +318,8 @@ def _check_losses(status: JsonDict) -> Check:
     topic = Topic("losses", "requests of a replica that ends are computed again elsewhere")
     if "losses" not in status:
         return topic.skipped("the controller does not tell")
-    losses = [loss for loss in status["losses"] if loss["age_s"] <= _RECENT_S]
+    recent = (loss for loss in status["losses"] if loss["age_s"] <= _RECENT_S)
+    losses = sorted(recent, key=itemgetter("age_s"))
     if not losses:
         return topic.passed("no replica ended by itself in the last hour")
     lines = [
@@ -376,7 +390,7 @@ def _check_deployment_disks(disks: tuple[DiskFact, ...] | UnknownFact) -> Check:
 
 
 def _check_ingresses(status: JsonDict) -> Check:
-    topic = Topic("ingresses", "an ingress without a replica to decode refuses everything")
+    topic = Topic("ingresses", "requests at an ingress that cannot serve fail, or hang")
     ingresses = _ingresses(status)
     if silent := cast("list[JsonDict]", status.get("silent_ingresses") or []):
         names = [f"{row['ingress']} (pid {row['pid']} on {row['node']})" for row in silent]
@@ -407,6 +421,8 @@ def _check_joined(status: JsonDict) -> Check:
             "open the ports between nodes where it cannot connect; where it is refused, the"
             " replica is of another version: replace it",
         )
+    if not _ingresses(status):
+        return topic.skipped("no ingress tells")
     members = cast("list[JsonDict]", status.get("members") or [])
     return topic.passed(f"{len(members)} replicas, reached by every ingress")
 
@@ -415,7 +431,7 @@ def _check_pools(status: JsonDict) -> Check:
     topic = Topic("pools", "what is missing is missing from what can be served")
     pools = cast("list[JsonDict]", status.get("pools") or [])
     failing = [
-        f"{pool['pool']}: {error_line([str(pool['trouble'])])}"
+        f"{pool['pool']}: {pool['trouble']}"
         for pool in pools
         if pool.get("trouble")
     ]

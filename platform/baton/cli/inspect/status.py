@@ -94,8 +94,10 @@ def text_report(report: Report) -> Report:
     Every ingress sees the whole fleet: the first that has reached a replica gives its row.
     """
     ingresses = cast("list[JsonDict]", report.get("ingresses", []))
-    members = cast("list[JsonDict]", report.get("members", []))
     views = replica_views(ingresses)
+    # Where the controller does not answer, what ingresses see is all there is.
+    seen = [{"replica_id": name, "role": views[name][0].get("role")} for name in sorted(views)]
+    members = cast("list[JsonDict]", report.get("members", seen))
     shown = {("up" if key == "up_s" else key): value for key, value in report.items()}
     if "up" in shown:
         shown["up"] = duration_text(cast("float", shown["up"]))
@@ -256,7 +258,7 @@ def _pool_row(pool: JsonDict) -> dict[str, object]:
     if "limited_by" in pool:
         row["bounds"] = bounds_text(pool)
     if "trouble" in pool:
-        row["trouble"] = str(pool["trouble"]).partition("\n")[0]
+        row["trouble"] = pool["trouble"]
     return row
 
 
@@ -286,7 +288,7 @@ def _failed_agents(ingress: JsonDict) -> Mapping[str, str]:
 
 
 def _replica_row(member: JsonDict, views: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    row = {name: member[name] for name in ("replica_id", "role", "node", "pid")}
+    row = {name: member.get(name) for name in ("replica_id", "role", "node", "pid")}
     row["state"] = replica_state(views)
     if not views:
         return row

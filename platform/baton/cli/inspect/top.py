@@ -193,7 +193,7 @@ def _warnings(status: _JsonDict, ingresses: list[_JsonDict]) -> Iterable[str]:
         if pool.get("limited_by") == "max":
             yield f"pool {pool['pool']} is at its maximum, {pool['asked']} replicas are asked for"
         if trouble := pool.get("trouble"):
-            yield f"pool {pool['pool']}: {str(trouble).partition(chr(10))[0]}"
+            yield f"pool {pool['pool']}: {trouble}"
     yield from _incidents(status)
     unhealthy = sum(not ingress["healthy"] for ingress in ingresses)
     if unhealthy:

@@ -32,6 +32,7 @@ from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_DEADLINE_S = 5.0
+_INGRESS_SILENT = "an ingress stood still, or the network lost its heartbeats"
 _CLOSE_LINGER_S = 0.1
 
 
@@ -252,7 +253,8 @@ class LinkServer:
         stalled = late_s > beat_s  # this process did not run
         for session in tuple(self._sessions.values()):
             if session.heartbeat_monitor.expired(now_s, stalled=stalled):
-                self._drop_session(session, frames.Close(CloseReason.UNRESPONSIVE))
+                close = frames.Close(CloseReason.UNRESPONSIVE, _INGRESS_SILENT)
+                self._drop_session(session, close)
         self._send_beats(tuple(self._sessions.values()), skip_idle=True)
 
     def _send_beats(self, sessions: Sequence[Session], *, skip_idle: bool = False) -> None:

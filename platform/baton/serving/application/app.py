@@ -7,7 +7,7 @@ Serve's membership and uses the fleet link.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from baton.config.schema.deployment import DeploymentConfig, PoolConfig
 from baton.domain.names.addresses import is_loopback
@@ -15,7 +15,6 @@ from baton.serving.application.builds import Build, Builds, fresh_builds
 from baton.serving.controller.deployment import Controller
 from baton.serving.ingress.deployment import Ingress
 from baton.serving.ray.context import HEAD_NODE_RESOURCE
-from baton.serving.ray.serve_control import with_size
 from baton.serving.replica.deployment import EngineReplica
 from baton.serving.shared.names import CONTROLLER, INGRESS
 
@@ -44,7 +43,8 @@ def build_app(
 ) -> Application:
     """Bind every deployment into one application.
 
-    Serve replaces only the replicas of deployments whose version has changed.
+    Serve replaces only the replicas of deployments whose version has changed. It deploys none
+    without replicas: a pool of size 0 gets one, which `serve_control.stop_replicas` stops.
 
     Args:
         config: The configuration of all deployments without an entry in `builds`.
@@ -63,18 +63,16 @@ def build_app(
         kind: type, options: Options, build: Build, *, surge: bool = True
     ) -> Deployment:
         options = options | {"max_surge_percent": _SURGE_PERCENT if surge else 0}
-        replicas = cast("int", options["num_replicas"])
-        # Serve keeps a deployment without replicas, but takes no option that says so.
-        options = options | {"num_replicas": max(1, replicas)}
         # `_internal` is Serve's own marker: the public call drops the version and makes up a new
         # one.
         made: Deployment = serve.deployment(kind).options(**with_interpreter(options, build.python))
-        return with_size(made.options(version=build.version, _internal=True), replicas)
+        return made.options(version=build.version, _internal=True)
 
     pools = []
     for name in config.pools:
         build = builds[name]
-        pool_size = {"num_replicas": sizes[name]} if sizes is not None and name in sizes else {}
+        replicas = initial_sizes(build.config, sizes)[name]
+        pool_size = {"num_replicas": max(1, replicas)}
         options = pool_options(build.config, name) | retry_options | pool_size
         pools.append(
             make_deployment(EngineReplica, options, build, surge=surge).bind(build.config, name)
@@ -91,6 +89,16 @@ def build_app(
     # The handles are not used; passing them makes all deployments parts of one application.
     bound_controller = controller.bind(controller_build.config)
     return ingress.bind(ingress_build.config, tuple(pools), bound_controller)
+
+
+def initial_sizes(
+    config: DeploymentConfig, sizes: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The replicas of each pool: those of `sizes`, else what the configuration says."""
+    return {
+        name: pool.replicas.initial if sizes is None else sizes.get(name, pool.replicas.initial)
+        for name, pool in config.pools.items()
+    }
 
 
 def with_interpreter(options: Options, python: str) -> Options:

@@ -17,7 +17,7 @@ from baton.config.schema.deployment import ApiServerKind, DeploymentConfig, List
 from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
 from baton.domain.names.addresses import is_ipv6, parse_host_header
 from baton.runtime.process.progress import Progress, RepeatedProgress, StatusLine
-from baton.serving.application.app import build_app
+from baton.serving.application.app import build_app, initial_sizes
 from baton.serving.application.builds import encode_build_record, initial_build_record
 from baton.serving.checks.start import await_nodes, check_cluster
 from baton.serving.cluster.cluster_state import ClusterState
@@ -31,7 +31,7 @@ from baton.serving.front.haproxy_hardening import certificate_path
 from baton.serving.operator.control_socket import Answers, ControlSocket
 from baton.serving.ray.driver import hide_serve_messages
 from baton.serving.ray.packing import unpack
-from baton.serving.ray.serve_control import NO_REPLICA_READY, start_failure
+from baton.serving.ray.serve_control import NO_REPLICA_READY, start_failure, stop_replicas
 from baton.serving.replica import hub_environment
 from baton.serving.replica.start_reports import StartWatch
 from baton.serving.shared.names import APP, CONTROLLER, INGRESS
@@ -51,6 +51,7 @@ _NO_SERVE_MESSAGE = "no Serve instance running"
 """Serve's message when no Serve runs (Ray 2.60)."""
 _QUERY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
+_ORDER_TIMEOUT_S = 20.0
 
 
 def query_all(
@@ -256,6 +257,8 @@ def deploy(config: DeploymentConfig, progress: Progress) -> None:
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
+    empty = [name for name, size in initial_sizes(config).items() if not size]
+    stop_replicas(APP, empty, timeout_s=_ORDER_TIMEOUT_S)
 
 
 def _no_pending_nodes() -> str:

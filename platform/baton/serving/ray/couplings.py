@@ -120,12 +120,8 @@ MEMBERSHIP: Final = Patch(
 )
 DEPLOYMENT_OPTIONS: Final = Patch(
     name="options of a deployment",
-    target=_ray("serve.Deployment.options(_internal)", "serve.Deployment._deployment_config"),
-    guard=all_of(
-        takes("ray.serve.deployment:Deployment.options", "version", "_internal"),
-        takes("ray.serve.deployment:Deployment.__init__", "deployment_config"),
-        has_fields("ray.serve._private.config:DeploymentConfig", "num_replicas"),
-    ),
+    target=_ray("serve.Deployment.options(_internal)"),
+    guard=takes("ray.serve.deployment:Deployment.options", "version", "_internal"),
     fallback="nothing is deployed",
     is_required=True,
 )

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from baton.domain.errors import ClusterFailed
+
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
-    from ray.serve import Deployment
     from ray.serve.schema import ApplicationStatusOverview, DeploymentDetails
 
 _LOGGER = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class DeploymentState:
     stopping: int = 0
     """Ordered to stop, or about to be, and still draining."""
     message: str = ""
-    """Serve's complaint; empty for none."""
+    """Serve's complaint, as one line; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,33 @@ async def scale(app: str, deployment: str, *, replicas: int, timeout_s: float) -
     async with asyncio.timeout(timeout_s):
         controller = await asyncio.to_thread(find_controller)
         await controller.update_deployment_replicas.remote(target, replicas)
+
+
+def stop_replicas(app: str, deployments: Iterable[str], *, timeout_s: float) -> None:
+    """Leave deployments that were just ordered without replicas; blocks until Serve has them.
+
+    Raises:
+        ClusterFailed: Serve does not have them in time.
+    """
+    import ray
+    from ray.serve._private.common import DeploymentID
+
+    deadline_at_s = time.monotonic() + timeout_s
+    for deployment in deployments:
+        target = DeploymentID(name=deployment, app_name=app)
+        while True:
+            try:
+                order = find_controller().update_deployment_replicas.remote(target, 0)
+                ray.get(order, timeout=timeout_s)
+                break
+            except (KeyError, ValueError, ray.exceptions.RayError) as error:
+                if time.monotonic() > deadline_at_s:
+                    line = str(error).strip().rpartition("\n")[2]
+                    raise ClusterFailed(
+                        f"{deployment}: cannot be set to 0 replicas: {line}",
+                        "see 'baton logs --all', then try again",
+                    ) from error
+                time.sleep(_POLL_S)
 
 
 async def restart_serve_controller(*, timeout_s: float) -> None:
@@ -164,14 +192,8 @@ def deployment_state(details: DeploymentDetails) -> DeploymentState:
         running=running - surplus,
         starting=max(0, target - (running - surplus)),
         stopping=stopping + surplus,
-        message=details.message if unhealthy else "",
+        message=error_line([details.message]) if unhealthy else "",
     )
-
-
-def with_size(deployment: Deployment, replicas: int) -> Deployment:
-    """The deployment with this number of replicas, of which Serve's options allow all but 0."""
-    deployment._deployment_config.num_replicas = replicas  # noqa: SLF001
-    return deployment
 
 
 async def call_all(
@@ -204,10 +226,13 @@ async def call_all(
 
 
 def _failure_reason(error: BaseException, timeout_s: float) -> str:
+    from ray.exceptions import RayActorError
     from ray.serve.exceptions import DeploymentUnavailableError
 
     if isinstance(error, TimeoutError):
         return f"could not be called within {timeout_s:g} s"
+    if isinstance(error, RayActorError):
+        return "a replica ended before it answered"
     if isinstance(error, DeploymentUnavailableError):
         return NO_REPLICA_READY
     last = str(error).strip().rpartition("\n")[2]
@@ -267,7 +292,10 @@ def failure_reason(application: ApplicationStatusOverview) -> str:
 
 
 def error_line(messages: list[str]) -> str:
-    """The last line of a failure's traceback."""
-    lines = [line.strip() for message in messages for line in message.splitlines()]
-    error_lines = [line for line in lines if "Error" in line or "Failed" in line]
+    """The last line of a failure that names an error, else its last line."""
+    lines = [line.strip() for message in messages for line in message.strip().splitlines()]
+    # A heading such as "Retrying. Error:" names none.
+    error_lines = [
+        line for line in lines if ("Error" in line or "Failed" in line) and not line.endswith(":")
+    ]
     return (error_lines or lines or [""])[-1]

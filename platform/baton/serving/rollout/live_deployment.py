@@ -268,6 +268,8 @@ class LiveDeployment:
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
+        empty = [name for name in config.pools if not sizes.get(name, 1)]
+        serve_control.stop_replicas(self._app, empty, timeout_s=_QUERY_TIMEOUT_S)
 
     def _ingress_size(self, config: DeploymentConfig) -> Mapping[str, int]:
         states = self._runner.run(
