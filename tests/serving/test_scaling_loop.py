@@ -358,6 +358,27 @@ async def test_without_an_autoscaler_an_unnamed_pool_is_left_as_it_is(
     assert world.fleet.calls == []
 
 
+@pytest.mark.parametrize("size", [0, 12])
+async def test_without_an_autoscaler_no_tick_claims_to_start_or_stop_replicas(size: int) -> None:
+    world = ScalingWorld(plan(policy="static"))
+    world.fleet.targets["decode"] = size
+    await world.tick(4)
+    assert [tick.actions for tick in world.loop.history()] == [()] * 4
+    last = {decision.pool: decision for decision in world.loop.history()[-1].decisions}
+    assert (last["decode"].target_replicas, last["decode"].limited_by) == (size, "")
+
+
+async def test_roles_that_an_autoscaler_has_changed_are_changed_back_when_it_is_taken_away() -> (
+    None
+):
+    world = ScalingWorld(plan(policy=FLIP_ONE))
+    await world.tick(2)
+    assert world.fleet.roles == {"prefill-0": Role.DECODE}
+    world.loop.reconfigure(plan(policy="static"))
+    await world.tick(2)
+    assert world.fleet.roles == {"prefill-0": Role.PREFILL}
+
+
 async def test_without_an_autoscaler_an_override_ends_at_the_size_to_start_with() -> None:
     world = await settled(plan(policy="static", decode=3))
     await world.override(6, for_s=60.0)

@@ -22,10 +22,11 @@ class Static:
         desired = {}
         for name, pool in observation.pools.items():
             bounds = self._bounds.get(name)
-            replicas = pool.ready_replicas + pool.starting if bounds is None else bounds.initial
+            if bounds is None:
+                replicas, detail = pool.ready_replicas + pool.starting, "stays as it is"
+            else:
+                replicas, detail = bounds.initial, f"configured to start {bounds.initial}"
             desired[name] = DesiredReplicas(
-                replicas=replicas,
-                reason=ScalingReason.FIXED,
-                detail=f"configured to start {replicas}",
+                replicas=replicas, reason=ScalingReason.FIXED, detail=detail
             )
         return desired

@@ -15,7 +15,7 @@ replicas. All decisions are in `control` and `policy`.
 - Listeners get reports also in a turn whose scaling fails.
 - An override counts at once, without any report.
 - Without automatic scaling (`ScalingPlan.is_automatic`), only overridden pools change: they return
-  to their configured initial size.
+  to their configured initial size. Replicas with another role than their pool return to it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ScalingLoop:
     ) -> None:
         self.counters = ScalingCounters()
         self._plan = plan
-        self._autoscaler = Autoscaler(plan.policy(), plan.options)
+        self._autoscaler = Autoscaler(plan.policy(), plan.limits)
         self._fleet = fleet
         self._observer = observer
         self._store = store
@@ -115,7 +115,7 @@ class ScalingLoop:
         if plan == self._plan:
             return
         self._plan = plan
-        self._autoscaler.reconfigure(plan.policy(), plan.options)
+        self._autoscaler.reconfigure(plan.policy(), plan.limits)
         self._wake.set()
 
     async def override(self, pool: str, replicas: int, *, for_s: float | None) -> None:
@@ -208,8 +208,7 @@ class ScalingLoop:
         tick = self._autoscaler.tick(self._observe(inputs))
         self.counters.record_decisions(tick)
         self._log_pause(tick)
-        if self._plan.is_automatic:
-            await self._execute(tick, inputs)
+        await self._execute(tick, inputs)
         return tick, inputs
 
     async def _notify_listeners(self, inputs: TickInputs) -> None:
@@ -353,6 +352,8 @@ class ScalingLoop:
         for action in tick.actions:
             if isinstance(action, FlipReplicas):
                 await self._flip(action, inputs)
+            elif not self._plan.is_automatic:
+                continue  # overrides are applied by then
             elif (state := inputs.states.get(action.pool)) is not None:
                 decision = decisions[action.pool]
                 reason = f"{decision.reason}: {decision.detail}"

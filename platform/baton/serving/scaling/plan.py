@@ -17,6 +17,8 @@ from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
 from baton.policy.scaling.pools.groups import PerModelPolicy
 from baton.serving.ray.serve_control import DeploymentState
 
+_ANY_SIZE = 1_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPlan:
@@ -39,6 +41,16 @@ class ScalingPlan:
         scaled it with Ray's own tools.
         """
         return self.rule != ScalingRule.STATIC
+
+    @property
+    def limits(self) -> AutoscalerOptions:
+        """The options that ticks go by; under `static` a pool of any size stays as it is."""
+        if self.is_automatic:
+            return self.options
+        bounds = {
+            name: replace(pool, min=0, max=_ANY_SIZE) for name, pool in self.options.bounds.items()
+        }
+        return replace(self.options, bounds=bounds, scale_to_zero=True)
 
     @property
     def description(self) -> str:
