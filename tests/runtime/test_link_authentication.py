@@ -186,6 +186,16 @@ async def test_an_impostor_of_a_replica_gets_no_message_and_is_named() -> None:
             assert log.events == []
 
 
+async def test_a_replica_that_hangs_is_not_said_to_have_other_keys() -> None:
+    link = replace(GUARDED, reconnect_s=0.01, reconnect_max_s=0.02)
+    with socket.create_server(("127.0.0.1", 0)) as hangs:  # connections wait in its backlog
+        address = f"tcp://127.0.0.1:{hangs.getsockname()[1]}"
+        async with running_client(link=link) as (client, log):
+            client.connect("decode-1", address)
+            await until(lambda: "its process hangs" in client.rejection_reasons.get("decode-1", ""))
+            assert log.events == []
+
+
 async def test_a_socket_with_keys_and_no_authenticator_accepts_no_peer() -> None:
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as replica:
         KEYS.apply_curve(replica)

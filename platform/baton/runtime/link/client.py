@@ -54,6 +54,7 @@ _LOG = logging.getLogger(__name__)
 _CLOSE_LINGER_S = 0.1
 _BEAT = codec.encode(frames.CoordinatorBeat())
 _HANDSHAKE_REFUSED = "it hangs up on us: its link keys are other ones, or it is no replica"
+_HANDSHAKE_LATE = "it takes connections, but does not answer: its process hangs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +285,7 @@ class _ReplicaConnection:
         self._idle_beat_divisor = link_context.options.idle_beat_divisor
         self._unsent_aborts: dict[str, None] = {}
         self._last_received_at_s = 0.0
+        self._opened_at_s = 0.0
         self._heartbeat_monitor = HeartbeatMonitor(
             link_context.options.heartbeat_timeout_s,
             0.0,
@@ -420,6 +422,7 @@ class _ReplicaConnection:
     def _open_session(self, now_s: float) -> None:
         link_context = self._link_context
         self._session = link_context.new_session()
+        self._opened_at_s = self._loop.time()
         self._state = _State.CONNECTING
         self._connected = False
         self._next_seq = 1
@@ -461,7 +464,9 @@ class _ReplicaConnection:
             not self._connected
             and self._reconnect_delay_s >= self._link_context.options.reconnect_max_s
         ):
-            self._on_rejected(_HANDSHAKE_REFUSED)
+            waited_s = self._loop.time() - self._opened_at_s
+            is_late = waited_s >= self._link_context.options.handshake_s
+            self._on_rejected(_HANDSHAKE_LATE if is_late else _HANDSHAKE_REFUSED)
         else:
             self._end_session(LossReason.DISCONNECTED)
 
