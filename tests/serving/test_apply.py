@@ -17,6 +17,7 @@ from baton.config.diff import diff
 from baton.control.autoscaling.rollout import RolloutCounts, RolloutRules
 from baton.domain.errors import ApplyRejected
 from baton.runtime.link.frames import PROTOCOL_VERSION
+from baton.runtime.process.log_events import FIELDS
 from baton.serving.application.builds import (
     BuildRecord,
     BuildRef,
@@ -532,9 +533,13 @@ async def test_a_rejected_configuration_is_counted_and_an_outdated_one_is_not(ma
     assert (holder.rejected, holder.live.generation) == (2, 4)
 
 
-async def test_a_process_says_why_it_cannot_take_a_configuration(make: Make) -> None:
+async def test_a_process_says_why_it_cannot_take_a_configuration_and_logs_it(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     holder, process = holder_of(make())
     assert await holder.prepare(3, make("router.seed=13")) == "ValueError: cannot use 13"
+    [event] = [record for record in caplog.records if record.message == "config_rejected"]
+    assert getattr(event, FIELDS) == {"generation": 4, "reason": "ValueError: cannot use 13"}
     assert "generation 3 holds here, not 2" in await holder.prepare(2, make("router.seed=1"))
     assert process.built == 0
 

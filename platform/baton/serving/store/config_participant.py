@@ -79,9 +79,15 @@ class ConfigParticipant:
             self._staged = (config, await asyncio.to_thread(self._build, config))
         except Exception as error:  # noqa: BLE001 - a boundary: the caller gets the text
             self._staged = None
-            self.rejected += 1
-            return f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
+            self._note_rejection(base_generation + 1, reason)
+            return reason
         return ""
+
+    def _note_rejection(self, generation: int, reason: str) -> None:
+        self.rejected += 1
+        fields = {"generation": generation, "reason": reason}
+        log_event(_LOGGER, logging.WARNING, "config_rejected", fields)
 
     async def commit(self, live: LiveConfig) -> int:
         """Apply a configuration; returns the generation in force."""
@@ -93,8 +99,8 @@ class ConfigParticipant:
                 if staged is None or diff(staged[0], live.config):
                     staged = (live.config, await asyncio.to_thread(self._build, live.config))
                 await staged[1]()
-            except Exception:
-                self.rejected += 1
+            except Exception as error:
+                self._note_rejection(live.generation, f"{type(error).__name__}: {error}")
                 raise
             self._live = live
         log_event(_LOGGER, logging.INFO, "config_taken", {"generation": live.generation})
