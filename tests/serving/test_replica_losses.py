@@ -103,6 +103,9 @@ def test_the_newest_losses_come_first_and_old_ones_are_dropped() -> None:
         ("Fatal Python error: Aborted\n", "Aborted"),
         ("Traceback\n  File x\ntorch.OutOfMemoryError: CUDA out\n", "OutOfMemoryError: CUDA out"),
         ('{"level": "info"}\n', ""),
+        ('{"level": "warning", "reason": "ValueError: it served on"}\n', ""),
+        ("09:11:44 WARNING config_rejected reason=ValueError: it served on\n", ""),
+        ("ValueError: it served on\n" + "09:12:05 INFO request_ended\n" * 5, ""),
     ],
 )
 def test_the_last_words_of_a_process_are_its_signal_or_its_last_error(

@@ -50,7 +50,10 @@ _NODE_DIED, _WORKER_DIED = 3, 1
 _SIGNAL = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _KILLED_PID = re.compile(r"Killed process (\d+) ")
-_LAST_ERROR = re.compile(r"(?:^|\s|\.)(\w*(?:Error|Exception|Failed)\b: .+)")
+_LAST_ERROR = re.compile(r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed)\b: .+)")
+"""As the last line of a traceback: it begins its line, unlike an error in a log entry."""
+_LAST_LINES = 5
+"""An error further from the end of a process's output was not its end."""
 _NO_TRACE = (
     "ended without a message: SIGKILL, by the kernel for want of memory, or by another process"
 )
@@ -298,7 +301,8 @@ def _words_in(path: Path) -> str:
     for line in lines:
         if (match := _SIGNAL.search(line)) is not None:
             return match[1] or match[2].strip()
-    errors = (match[1].strip() for line in reversed(lines) if (match := _LAST_ERROR.search(line)))
+    last = [line for line in lines if line.strip()][-_LAST_LINES:]
+    errors = (match[1].strip() for line in reversed(last) if (match := _LAST_ERROR.match(line)))
     return next(errors, "")
 
 
