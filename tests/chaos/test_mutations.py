@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ the rest
 - c
 + d
 """
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if "-k" in row.tests], ids=lambda row: row.what
+)
+def test_the_tests_that_a_row_chooses_exist(row: Mutation) -> None:
+    """A renamed test would leave its row with nothing to run."""
+    chosen = row.tests[row.tests.index("-k") + 1]
+    defined = "".join((ROOT / name).read_text() for name in files_of(row))
+    assert re.search(rf"def test_\w*{chosen}|\b{chosen.replace('_', '[_ ]')}\b", defined), chosen
 
 
 def test_rows_are_read_from_blocks_of_text() -> None:
