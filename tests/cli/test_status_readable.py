@@ -74,7 +74,7 @@ CASES: dict[str, dict[str, object]] = {
     "a replica is one row with its state and load, an ingress one line": report(VIEW),
     "a member that no ingress has reached is not joined": report(),
     "an ingress that does not answer is a row, with its process": report(VIEW)
-    | {"silent_ingresses": [{"ingress": "c3d4", "node": "10.0.0.2", "pid": 71}]},
+    | {"unresponsive_ingresses": [{"ingress": "c3d4", "node": "10.0.0.2", "pid": 71}]},
     "a controller that does not answer costs no replica": {
         name: value for name, value in report(VIEW).items() if name != "members"
     },

@@ -35,8 +35,8 @@ def test_a_pool_starts_with_as_many_replicas_as_it_says() -> None:
 def test_a_pool_without_replicas_is_ordered_with_one_for_serve_takes_none_with_zero() -> None:
     config = example("sim.yaml", "pools.prefill.replicas.min=0", "pools.prefill.replicas.initial=0")
     for sizes, decode in ((None, 2), ({"prefill": 0, "decode": 3}, 3)):
-        bound = build_app(config, sizes=sizes)._bound_deployment  # noqa: SLF001 - what Serve gets
-        pools = [pool._bound_deployment for pool in bound.init_args[1]]  # noqa: SLF001
+        bound = build_app(config, sizes=sizes)._bound_deployment
+        pools = [pool._bound_deployment for pool in bound.init_args[1]]
         assert [pool.num_replicas for pool in pools] == [1, decode]
         assert initial_sizes(config, sizes) == {"prefill": 0, "decode": decode}
 

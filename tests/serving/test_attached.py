@@ -31,8 +31,8 @@ from baton.domain.errors import (
     ClusterFailed,
     DeploymentEnded,
     NotRunning,
-    TimedOut,
     PreflightFailed,
+    TimedOut,
 )
 from baton.domain.names.addresses import format_endpoint
 from baton.serving.application.app import ingress_options
@@ -47,6 +47,7 @@ from baton.serving.operator.attached import (
     find_local_state,
     local_state,
 )
+from baton.serving.operator.control_socket import Answers
 from baton.serving.operator.demo import (
     RequestResult,
     _stream,
@@ -54,7 +55,6 @@ from baton.serving.operator.demo import (
     pulled_between,
     summary,
 )
-from baton.serving.operator.control_socket import Answers
 from baton.serving.operator.existing_cluster import (
     cluster_address,
     deploy_to_cluster,

@@ -230,7 +230,9 @@ def test_a_whole_status_mentions_nothing_unanswered(serve: Serve) -> None:
 
 
 def test_an_ingress_that_is_silent_costs_no_other_answer_and_is_named(serve: Serve) -> None:
-    members = [{"ingress": name, "node": "10.0.0.1", "pid": pid} for name, pid in (("a", 7), ("b", 8))]
+    members = [
+        {"ingress": name, "node": "10.0.0.1", "pid": pid} for name, pid in (("a", 7), ("b", 8))
+    ]
 
     def second_is_silent(deployment: str, *_: object) -> Answers:
         if deployment == CONTROLLER:
@@ -239,7 +241,7 @@ def test_an_ingress_that_is_silent_costs_no_other_answer_and_is_named(serve: Ser
 
     report = AttachedCluster(None, serve(second_is_silent)).status()
     assert report["ingresses"] == [{"ingress": "a"}]
-    assert report["silent_ingresses"] == members[1:]
+    assert report["unresponsive_ingresses"] == members[1:]
     assert report["unanswered"] == ["one ingress did not answer"]
     assert "ingress_members" not in report
 

@@ -35,7 +35,7 @@ from baton.serving.doctor_facts import DeploymentSnapshot, gather_deployment
 from baton.serving.front.certificates import CertificateExpiry
 from baton.serving.front.data_path import DataPath
 from baton.serving.ingress.auth import IngressAuth
-from baton.serving.operator.control_socket import ControlSocket
+from baton.serving.operator.control_socket import Answers, ControlSocket
 from baton.serving.store.config_store import unix_time_s
 from baton.telemetry.metrics.ingress import AccessFacts
 from tests.fakes.certificates import KeyPair, make_key_pair
@@ -217,9 +217,9 @@ def test_a_deployment_that_hangs_everywhere_is_told_within_the_deadlines(
         monkeypatch.setattr(doctor_facts, name, 1.0)
     hangs = threading.Event()
 
-    def query(*_question: object) -> list[object]:
+    def query(*_question: object) -> Answers:
         hangs.wait(60)
-        return []
+        return Answers(values=[])
 
     control = ControlSocket(tmp_path, query=query, load_note=lambda _name: None)
     with silent() as store, silent() as front:

@@ -175,7 +175,7 @@ def test_of_a_controller_that_does_not_answer_nothing_is_claimed() -> None:
 
 def test_an_ingress_that_does_not_answer_is_named_with_its_process() -> None:
     silent = [{"ingress": "c3d4", "node": "10.0.0.2", "pid": 71}]
-    found = check("ingresses", running(silent_ingresses=silent))
+    found = check("ingresses", running(unresponsive_ingresses=silent))
     assert found.status is CheckStatus.FAIL
     assert found.detail == "no answer from c3d4 (pid 71 on 10.0.0.2)"
 

@@ -140,7 +140,7 @@ class Commands(Protocol):
         """The usage of each tenant, and the rest."""
         ...
 
-    def doctor(
+    def doctor(  # noqa: PLR0913 - each is an option
         self,
         config: LoadedConfig | None,
         *,
@@ -153,7 +153,8 @@ class Commands(Protocol):
     ) -> Report:
         """Numbered checks of the deployment, this machine, and a configuration, under `checks`.
 
-        `on_checks` gets those of the deployment as soon as they are there. `url`, `headers` and `ca_file`: how clients call the endpoint.
+        `on_checks` gets those of the deployment as soon as they are there. `url`, `headers` and
+        `ca_file`: how clients call the endpoint.
         Failed checks are not raised: `ok` says whether none failed.
         """
         ...

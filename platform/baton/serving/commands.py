@@ -172,7 +172,7 @@ def usage(*, address: str | None) -> Report:
         return deployment.usage()
 
 
-def doctor(
+def doctor(  # noqa: PLR0913 - each is an option
     config: LoadedConfig | None,
     *,
     address: str | None,

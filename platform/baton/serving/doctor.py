@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from baton.config.schema.deployment import DeploymentConfig
 from baton.domain.errors import AmbiguousDeployment, BatonError, NotRunning, OperatorError
 from baton.domain.names.addresses import format_address
-from baton.domain.names.words import few
+from baton.domain.names.words import count_text, few
 from baton.policy.resilience.liveness import STALE_AFTER_S
 from baton.serving.checks.configuration import check_nodes, check_ray_auth, doctor_checks
 from baton.serving.checks.endpoint import (
@@ -85,7 +85,8 @@ def run_checks(
 ) -> Report:
     """Run all checks within a minute; `config` adds those that need one.
 
-    `on_checks` gets a report of the deployment's checks while those of the machine still run. Faults are in the report: it never raises for them.
+    `on_checks` gets a report of the deployment's checks while those of the machine still run.
+    Faults are in the report: it never raises for them.
     """
     machine = PendingFact(_RUN_TIMEOUT_S, "this machine", lambda: gather_machine(config, progress))
     state, problem = _find_deployment(address)
@@ -245,7 +246,7 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
 
 
 def _if_controller(status: JsonDict, check: Check) -> Check:
-    """A check of what the controller tells; skipped if it does not answer."""
+    """A check of answers of the controller; skipped if there are none."""
     if "baton" in status:
         return check
     return Topic(check.name, check.why).skipped("the controller does not answer")
@@ -301,7 +302,9 @@ def _check_objectives(status: JsonDict, snapshot: DeploymentSnapshot) -> Check:
 
 def _objectives_remedy(snapshot: DeploymentSnapshot) -> str:
     """Go back, if the configuration has just changed; else find out what the time goes into."""
-    look = "see 'baton status' for the load, and 'baton trace --order slowest' for what takes the time"
+    look = (
+        "see 'baton status' for the load, and 'baton trace --order slowest' for what takes the time"
+    )
     if isinstance(snapshot.history, UnknownFact):
         return look
     changes = [row for row in snapshot.history if row["at_s"] is not None and row["generation"]]
@@ -392,7 +395,7 @@ def _check_deployment_disks(disks: tuple[DiskFact, ...] | UnknownFact) -> Check:
 def _check_ingresses(status: JsonDict) -> Check:
     topic = Topic("ingresses", "requests at an ingress that cannot serve fail, or hang")
     ingresses = _ingresses(status)
-    if silent := cast("list[JsonDict]", status.get("silent_ingresses") or []):
+    if silent := cast("list[JsonDict]", status.get("unresponsive_ingresses") or []):
         names = [f"{row['ingress']} (pid {row['pid']} on {row['node']})" for row in silent]
         return topic.failed(
             f"no answer from {few(names)}",
@@ -430,11 +433,7 @@ def _check_joined(status: JsonDict) -> Check:
 def _check_pools(status: JsonDict) -> Check:
     topic = Topic("pools", "what is missing is missing from what can be served")
     pools = cast("list[JsonDict]", status.get("pools") or [])
-    failing = [
-        f"{pool['pool']}: {pool['trouble']}"
-        for pool in pools
-        if pool.get("trouble")
-    ]
+    failing = [f"{pool['pool']}: {pool['trouble']}" for pool in pools if pool.get("trouble")]
     if failing:
         return topic.failed(few(failing), "see 'baton logs --level warning' for why they end")
     empty = [pool["pool"] for pool in pools if pool["desired"] and not pool["ready"]]
@@ -526,7 +525,14 @@ def _check_leases(status: JsonDict) -> Check:
             "raise transfer.lease above the longest step of an engine, or look for engines that"
             " stood still with 'baton logs --level warning'",
         )
-    return topic.passed("no pull came too late")
+    # Each ingress shows what the replicas say of themselves.
+    expired = {
+        str(view["replica_id"]): int(view.get("expired_leases") or 0)
+        for ingress in _ingresses(status)
+        for view in ingress["replicas"]
+    }
+    noun = count_text(sum(expired.values()), "lease", "leases")
+    return topic.passed(f"no pull came too late; {noun} expired unused since the start")
 
 
 def _check_generation(status: JsonDict) -> Check:

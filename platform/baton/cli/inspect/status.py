@@ -119,7 +119,7 @@ def text_report(report: Report) -> Report:
         *(_ingress_row(ingress) for ingress in ingresses),
         *(
             {**silent, "healthy": "no answer"}
-            for silent in cast("list[JsonDict]", shown.pop("silent_ingresses", []))
+            for silent in cast("list[JsonDict]", shown.pop("unresponsive_ingresses", []))
         ),
     ]
     if failed_agents := {

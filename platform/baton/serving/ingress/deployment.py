@@ -136,7 +136,7 @@ class Ingress:
         return {METRICS_ADDRESS: self._require_models().metrics_address, "pid": os.getpid()}
 
     async def status(self) -> bytes:
-        """See `ModelIngress.status`, with its process and the configuration's generation; packed."""
+        """See `ModelIngress.status`, with the process and the generation; packed."""
         from baton.serving.ray.context import node_address, replica_name
 
         generation = (

@@ -46,7 +46,7 @@ class AttachedCluster:
         """The deployment, its replicas as Serve and as each ingress sees them.
 
         `unanswered` lists the missing parts of a busy or broken deployment, and why;
-        `silent_ingresses` those that run without an answer.
+        `unresponsive_ingresses` those that run without an answer.
         """
         controller, controller_error = self._try_query(CONTROLLER, "status")
         ingresses, ingress_error = self._try_query(INGRESS, "status")
@@ -69,7 +69,7 @@ class AttachedCluster:
         answered = {row.get("ingress") for row in rows}
         if ingresses.failures or ingress_error is not None:
             silent = [member for member in members if member["ingress"] not in answered]
-            report["silent_ingresses"] = silent
+            report["unresponsive_ingresses"] = silent
         return report | {
             "losses": merge_losses(rows, processes),
             "rejections": merge_rejections(rows),

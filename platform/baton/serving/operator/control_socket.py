@@ -45,7 +45,6 @@ METHODS = {
 """The permitted queries, by deployment. Others go over Ray."""
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """Of the replicas of a deployment to one query; at least one has answered."""
@@ -122,10 +121,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 TimedOut(f"{_MAX_CONCURRENT} commands are being answered", "try again")
             )
         try:
-            answer = self._execute(json.loads(request_line))
-            if isinstance(answer, Answers):
-                return {"answer": answer.values, "failures": answer.failures}
-            return {"answer": answer}
+            return _reply(self._execute(json.loads(request_line)))
         except OperatorError as error:
             return _error_answer(error)
         except Exception as error:  # a boundary: the client gets the error, and it is logged
@@ -150,6 +146,12 @@ class _Handler(socketserver.StreamRequestHandler):
             raise NotRunning(reason, "use the command line of the baton that runs")
         arguments = tuple(request["arguments"])
         return self.server.query(deployment, method, arguments, timeout_of(method))
+
+
+def _reply(answer: object) -> dict[str, object]:
+    if isinstance(answer, Answers):
+        return {"answer": answer.values, "failures": answer.failures}
+    return {"answer": answer}
 
 
 def _known_methods() -> str:

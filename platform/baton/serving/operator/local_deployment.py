@@ -59,10 +59,10 @@ def query_all(
 ) -> Answers:
     """The answers of the replicas of a deployment to a control call.
 
-    A replica that is silent, or ends before it has answered, costs no other answer.
+    An unresponsive replica costs no other answer, nor does a replica that has just ended.
 
     Raises:
-        NotRunning: there is no replica, or the only ones ended before they answered.
+        NotRunning: there is no replica, or all ended before they answered.
         TimedOut: none of them answered in time.
     """
     from ray import exceptions, serve
