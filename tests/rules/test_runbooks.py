@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+
 from baton.config import json_schema
 from baton.telemetry.rules.render import alerts
 from tests.cli.command_lines import misused
