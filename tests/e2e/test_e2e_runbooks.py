@@ -337,7 +337,7 @@ def decode_stands_still_for_longer_than_a_lease(
 def few_file_descriptors(
     baton: Deployment, pool: str, others: str, *, left: int
 ) -> Iterator[Values]:
-    """A replica can open so many connections more, and those of another pool are all new."""
+    """A replica can open only `left` new connections, and all of another pool are new."""
     pid = replica_pids(baton, pool)[0]
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}

@@ -130,7 +130,7 @@ class _Results:
         return self._results
 
 
-def test_a_replica_that_is_silent_or_gone_costs_no_other_answer(
+def test_an_unresponsive_or_ended_replica_costs_no_other_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handle = _Results(pack("well"), TimeoutError(), RayActorError())

@@ -229,7 +229,7 @@ def test_a_whole_status_mentions_nothing_unanswered(serve: Serve) -> None:
     assert "unanswered" not in report
 
 
-def test_an_ingress_that_is_silent_costs_no_other_answer_and_is_named(serve: Serve) -> None:
+def test_an_unresponsive_ingress_costs_no_other_answer_and_is_named(serve: Serve) -> None:
     members = [
         {"ingress": name, "node": "10.0.0.1", "pid": pid} for name, pid in (("a", 7), ("b", 8))
     ]
@@ -246,7 +246,7 @@ def test_an_ingress_that_is_silent_costs_no_other_answer_and_is_named(serve: Ser
     assert "ingress_members" not in report
 
 
-def test_pairs_and_requests_of_those_that_answer_are_shown_with_what_is_missing(
+def test_pairs_and_requests_are_shown_without_the_ingress_that_does_not_answer(
     serve: Serve,
 ) -> None:
     def one_answers(*_: object) -> Answers:

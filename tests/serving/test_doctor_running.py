@@ -180,7 +180,7 @@ def test_an_ingress_that_does_not_answer_is_named_with_its_process() -> None:
     assert found.detail == "no answer from c3d4 (pid 71 on 10.0.0.2)"
 
 
-def test_without_an_ingress_nobody_knows_which_replicas_have_joined() -> None:
+def test_without_an_ingress_it_is_unknown_which_replicas_have_joined() -> None:
     assert check("replicas joined", running(ingresses=[])).status is CheckStatus.SKIP
 
 

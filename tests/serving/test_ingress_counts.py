@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -196,12 +197,12 @@ def _the_one(body: ModelIngress, _model: str, _part: DeploymentConfig) -> ModelI
     return body
 
 
-async def test_an_ingress_tells_serve_where_its_metrics_are() -> None:
+async def test_an_ingress_tells_serve_its_process_and_where_its_metrics_are() -> None:
     async with an_ingress() as body:
         bodies = MultiModelIngress(simulated(), partial(_the_one, body))
         served: Any = SimpleNamespace(_require_models=lambda: bodies)
         told = Ingress.record_replica_metadata(served)
-        assert told == {"metrics": body.telemetry.address}
+        assert told == {"metrics": body.telemetry.address, "pid": os.getpid()}
 
 
 async def test_without_metrics_nothing_listens_and_only_outcomes_are_kept() -> None:

@@ -27,7 +27,7 @@ from baton.serving.cluster.cluster_state import (
 )
 from baton.serving.cluster.local_cluster import attach
 from baton.serving.front.data_path import DataPath
-from baton.serving.operator.control_socket import ControlSocket
+from baton.serving.operator.control_socket import Answers, ControlSocket
 
 ROOT = Path(__file__).parents[3]
 ANSWERS = json.loads(Path(__file__).with_name("answers.json").read_text())
@@ -76,11 +76,11 @@ def run(words: tuple[str, ...]) -> tuple[int, str]:
     return code, err.getvalue()
 
 
-def answer(deployment: str, method: str, arguments: tuple[object, ...], _: float) -> list[object]:
+def answer(deployment: str, method: str, arguments: tuple[object, ...], _: float) -> Answers:
     """What the holder of a deployment answers."""
     if method == "explain":
-        return [ANSWERS["ingress.requests"]]
-    return [ANSWERS[f"{deployment}.{method}"]]
+        return Answers(values=[ANSWERS["ingress.requests"]])
+    return Answers(values=[ANSWERS[f"{deployment}.{method}"]])
 
 
 def hold(folder: Path) -> tuple[ControlSocket, str]:
