@@ -193,6 +193,21 @@ def test_a_model_is_read_from_its_config(tmp_path: Path, *, as_folder: bool) -> 
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "weights"), [("FP8", "fp8"), ("NVFP4", "fp4"), ("W4A16_AWQ", "int4")]
+)
+def test_the_quantization_file_beside_a_config_says_how_weights_are_stored(
+    tmp_path: Path, algorithm: str, weights: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside), encoding="utf-8")
+    assert answered(str(tmp_path), "--gpu", "H100")["weights"] == weights
+    (tmp_path / "hf_quant_config.json").write_text("{}", encoding="utf-8")
+    result = run(str(tmp_path), "--gpu", "H100")
+    assert "hf_quant_config.json: got no object 'quantization'" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("written", "why"),
     [
         (b"{", "expected JSON"),

@@ -306,10 +306,19 @@ def test_a_folder_with_a_config_and_a_config_of_its_own_are_read(tmp_path: Path)
     assert load_shape("anything", tmp_path).shape.name == "anything"
 
 
-@pytest.mark.parametrize("text", ["[]", "{", None])
-def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[]", "got a list, expected an object"),
+        ("{", "expected JSON"),
+        (None, r"has no config\.json"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_named(
+    tmp_path: Path, text: str | None, reason: str
+) -> None:
     file = tmp_path / "config.json"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(UnknownModel, match=r"config\.json: cannot be read"):
+    with pytest.raises(UnknownModel, match=reason):
         load_shape("anything", file)

@@ -98,6 +98,20 @@ def test_a_token_takes_as_many_bytes_of_kv_cache_as_the_field_computes(
     assert shape.kv_token_bytes(Dtype.FP8) == kv_bytes / 2
 
 
+def test_layers_that_share_an_indexer_keep_no_keys_for_it() -> None:
+    """GLM-5.2 builds 21 in 78 layers, of 132 bytes a token; each latent has 576 numbers."""
+    shape = find_shape("zai-org/GLM-5.2")
+    assert shape.kv_token_bytes(Dtype.BF16) == pytest.approx(78 * 2 * 576 + 21 * 132)
+    every_layer = replace(shape, indexer_layers=None)
+    assert every_layer.kv_token_bytes(Dtype.BF16) == pytest.approx(78 * (2 * 576 + 132))
+
+
+def test_a_pattern_says_which_layers_share_an_indexer() -> None:
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+    indexer = {"v_head_dim": 128, "index_head_dim": 128, "index_topk_pattern": "FS" * 16}
+    assert shaped(**latent, **indexer).indexer_layers == 16
+
+
 def test_layers_with_a_window_keep_their_window_only() -> None:
     shape = find_shape("openai/gpt-oss-120b")
     token_bytes = shape.kv_token_bytes(Dtype.BF16)
@@ -190,6 +204,83 @@ def test_heads_that_do_not_divide_the_hidden_size_need_a_dimension_of_their_own(
 def test_a_model_without_decoder_attention_layers_is_refused(model_type: str) -> None:
     with pytest.raises(UnknownModel, match=f"got model_type '{model_type}'"):
         from_config({**LLAMA_8B, "model_type": model_type}, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("added", "reason"),
+    [
+        ({"layer_types": ["full_attention", "linear_attention"]}, "got linear_attention"),
+        ({"layer_types": ["full_attention", "conv"]}, "got conv"),
+        ({"attn_type_list": [1, 0, 1]}, "got linear attention"),
+        ({"linear_num_key_heads": 16}, "got linear attention"),
+        ({"full_attention_interval": 4}, "got linear attention"),
+        ({"linear_attn_config": {"kda_layers": [1]}}, "got linear attention"),
+        ({"mamba_d_state": 16}, "got a state-space model"),
+        ({"hybrid_override_pattern": "M-M*"}, "got a state-space model"),
+        ({"conv_L_cache": 3}, "got convolutions"),
+        ({"block_configs": [{}, {}]}, "got layers of different shapes"),
+        ({"compress_ratios": [0, 4]}, "got attention to compressed keys"),
+        ({"sparse_attention_config": {"use": True}}, "got sparse attention"),
+        ({"global_head_dim": 512}, "got layers with heads of different sizes"),
+        ({"attn_output_gate": True}, "got gated attention"),
+        ({"is_encoder_decoder": True}, "got an encoder"),
+    ],
+)
+def test_a_structure_that_a_shape_cannot_describe_is_refused_by_its_keys(
+    added: dict[str, object], reason: str
+) -> None:
+    config = {**LLAMA_8B, "model_type": "of_tomorrow", **added}
+    with pytest.raises(UnknownModel, match=f"{next(iter(added))}.*{reason}"):
+        from_config(config, name="mine")
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 128},
+        {"attn_type_list": [1, 1, 1]},
+        {"full_attention_interval": 1},
+        {"mamba_ssm_dtype": None},
+        {"attn_output_gate": False},
+        {"block_configs": []},
+    ],
+)
+def test_a_structure_that_is_switched_off_is_none(added: dict[str, object]) -> None:
+    assert shaped(**added).parameters == shaped().parameters
+
+
+@pytest.mark.parametrize(
+    ("added", "dense"),
+    [
+        ({"moe_layer_freq": [0, 0, *[1] * 30]}, 2),
+        ({"mlp_layer_types": ["dense", *["sparse"] * 31]}, 1),
+    ],
+)
+def test_dense_layers_may_be_listed_layer_by_layer(added: dict[str, object], dense: int) -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+    assert shaped(**experts, **added).expert_layers == 32 - dense
+
+
+def test_a_feed_forward_with_xielu_has_no_gate() -> None:
+    assert not shaped(hidden_act="xielu").gated_ffn
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "hqq"},
+        {"quant_method": "of_tomorrow"},
+        {"quant_method": "gptq", "bits": 3},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {}}}},
+        {},
+    ],
+)
+def test_an_unknown_quantization_is_refused_and_never_taken_for_fp8(
+    quantization: dict[str, object],
+) -> None:
+    with pytest.raises(UnknownModel, match=r"^quantization_config: got "):
+        weights_dtype({**LLAMA_8B, "quantization_config": quantization})
 
 
 def shaped(**changes: object) -> ModelShape:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +23,7 @@ def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
     Raises:
         UnknownModel: neither a config nor a known name, or an incomplete config.
     """
+    from baton.config.derive.model_files import read_model_config
     from baton.perf.model.config_json import from_config, weights_dtype
     from baton.perf.model.known_models import dtype_hint, find_shape
 
@@ -35,20 +34,8 @@ def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
         if path.suffix == ".json" or path.is_absolute():
             raise UnknownModel(f"{path}: there is no such file", _REMEDY)
         return find_shape(model), dtype_hint(model)
-    config = _read_config(path)
+    config = read_model_config(path)
     return from_config(config, name=str(path)), weights_dtype(config)
-
-
-def _read_config(path: Path) -> Mapping[str, object]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UnknownModel(f"{path.parent} has no config.json", _REMEDY) from None
-    except ValueError as error:  # not JSON, or not even text
-        raise UnknownModel(f"{path}: got {error}, expected JSON", _REMEDY) from error
-    if not isinstance(config, dict):
-        raise UnknownModel(f"{path}: got a {type(config).__name__}, expected an object", _REMEDY)
-    return config
 
 
 def parse_dtype(text: str, option: str) -> Dtype | None:

@@ -6,14 +6,14 @@ models: simulated engines with their configured times, real engines from data sh
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import assert_never, cast
+from typing import assert_never
 
 from baton.config.derive.effective_options import batch_limits
+from baton.config.derive.model_files import read_model_config
 from baton.config.derive.options import (
     autoscaler_options,
     coordinator_limits,
@@ -433,25 +433,5 @@ def load_shape(source: str, config_file: Path | None = None) -> _SourceShape:
         config_file = file
     if config_file is None:
         return _SourceShape(shape=find_shape(source), weights=dtype_hint(source))
-    if config_file.is_dir():
-        config_file /= "config.json"
-    config = _read(config_file)
+    config = read_model_config(config_file)
     return _SourceShape(shape=from_config(config, name=source), weights=weights_dtype(config))
-
-
-def _read(file: Path) -> Mapping[str, object]:
-    try:
-        content: object = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unreadable(file, reason) from error
-    if not isinstance(content, dict):
-        raise _unreadable(file, f"got {type(content).__name__}, expected an object")
-    return cast("Mapping[str, object]", content)
-
-
-def _unreadable(file: Path, reason: str) -> UnknownModel:
-    return UnknownModel(
-        f"{file}: cannot be read as a model's config.json: {reason}",
-        "give the config.json that lies beside the model's weights",
-    )

@@ -61,8 +61,41 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 }
 """Keys that smaller models of a family omit; the defaults of its configuration class."""
 
+_ATTENTION_TYPES = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention"}
+)
+"""Of `layer_types`; others keep a state instead of keys and values, or none."""
+_OTHER_LAYERS: Mapping[str, str] = {
+    "linear_attn_config": "linear attention",
+    "linear_num_key_heads": "linear attention",
+    "full_attention_interval": "linear attention",
+    "layer_group_size": "linear attention",
+    "conv_L_cache": "convolutions",
+    "conv_dim": "convolutions",
+    "ssm_cfg": "a state-space model",
+    "hybrid_override_pattern": "a state-space model",
+    "attn_layer_period": "a state-space model",
+    "block_configs": "layers of different shapes",
+    "compress_ratios": "attention to compressed keys",
+    "sparse_attention_config": "sparse attention with keys of its own",
+    "global_head_dim": "layers with heads of different sizes",
+    "attn_output_gate": "gated attention",
+}
+"""Keys of structures that a shape cannot describe."""
+_OTHER_LAYER_PREFIXES: Mapping[str, str] = {
+    "mamba_": "a state-space model",
+    "ssm_": "a state-space model",
+    "rwkv": "a recurrent network",
+}
+_NOT_GATED_ACTIVATIONS = frozenset({"relu2", "xielu"})
+_REMEDY = "give the shape of a similar model with attention in every layer"
+
 _DTYPE_BY_QUANTIZATION = {
     "fp8": Dtype.FP8,
+    "fp8_pb_wo": Dtype.FP8,
+    "fp8_per_channel_per_token": Dtype.FP8,
+    "w4a16_awq": Dtype.INT4,
+    "w4a8_awq": Dtype.INT4,
     "fbgemm_fp8": Dtype.FP8,
     "fp4": Dtype.FP4,
     "mxfp4": Dtype.FP4,
@@ -108,6 +141,7 @@ def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
         tied_embeddings=config_json.tied_embeddings,
         latent=latent,
         indexer_dim=config_json.optional_count("index_head_dim") if latent else None,
+        indexer_layers=config_json.indexer_layers(layers) if latent else None,
         experts=_experts(config_json, layers),
         window_tokens=window_tokens,
         windowed_layers=windowed_layers,
@@ -173,8 +207,32 @@ class _ConfigJson:
             raise UnknownModel(
                 f"{name}: got model_type {self.model_type!r}, expected a decoder whose layers all"
                 " have attention",
-                "give the shape of a similar model with attention in every layer",
+                _REMEDY,
             )
+        self._check_structure()
+
+    def _check_structure(self) -> None:
+        """Refuse a structure that a shape cannot describe, by its keys rather than its name."""
+        types = self._config.get("layer_types")
+        if isinstance(types, Sequence) and not isinstance(types, str):
+            for other in sorted({str(type_) for type_ in types} - _ATTENTION_TYPES):
+                self._refuse("layer_types", other)
+        kinds = self._config.get("attn_type_list")  # 1: attention, 0: linear attention
+        if isinstance(kinds, Sequence) and not all(kinds):
+            self._refuse("attn_type_list", "linear attention")
+        if self._root.get("is_encoder_decoder") is True:
+            self._refuse("is_encoder_decoder", "an encoder")
+        for key, value in self._config.items():
+            is_used = value is True or (value and value != 1)  # 1: in every layer, or once
+            if is_used and (reason := _other_layers(key)) is not None:
+                self._refuse(key, reason)
+
+    def _refuse(self, key: str, got: str) -> None:
+        raise UnknownModel(
+            f"{self._name}: its config has {key!r}: got {got}, expected layers of full or windowed"
+            " attention with heads of one size",
+            _REMEDY,
+        )
 
     @property
     def model_type(self) -> str:
@@ -192,7 +250,7 @@ class _ConfigJson:
             others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
             raise UnknownModel(
                 f"{self._name}: its config has no {names[0]!r}{others}",
-                "add the key, or use the config.json that came with the weights",
+                "give the shape of a similar model that is known by name",
             )
         return value
 
@@ -265,6 +323,20 @@ class _ConfigJson:
     def _is_qwen(self) -> bool:
         return self.model_type.startswith("qwen")
 
+    def indexer_layers(self, layers: int) -> int | None:
+        """Layers with an indexer of their own; None if all have one.
+
+        Source: `DeepseekV2MLAAttention` of vLLM 0.32, `models/deepseek_v2.py`.
+        """
+        period = self.optional_count("index_topk_freq") or 1
+        pattern = self._config.get("index_topk_pattern")
+        if isinstance(pattern, str) and pattern:
+            return layers - pattern.count("S")
+        if period == 1:
+            return None
+        offset = self.optional_count("index_skip_topk_offset") or 2
+        return sum(max(layer - offset + 1, 0) % period == 0 for layer in range(layers))
+
     # ------------------------------------------------------------------ feed-forward
 
     def ffn_width(self, hidden: int) -> int:
@@ -282,8 +354,8 @@ class _ConfigJson:
     @property
     def gated_ffn(self) -> bool:
         """Whether the feed-forward has a gate."""
-        is_squared_relu = self._config.get("hidden_act") == "relu2"
-        return self.model_type not in _NOT_GATED and not is_squared_relu
+        has_gate = self._config.get("hidden_act") not in _NOT_GATED_ACTIVATIONS
+        return self.model_type not in _NOT_GATED and has_gate
 
     def shared_experts(self, width: int) -> int:
         """Experts that every token passes through, in widths of a routed expert."""
@@ -297,6 +369,10 @@ class _ConfigJson:
 
     def dense_layers(self, layers: int) -> int:
         """Layers without experts: the first n, all but each n-th, or a list."""
+        for key, dense_value in (("moe_layer_freq", 0), ("mlp_layer_types", "dense")):
+            kinds = self._config.get(key)
+            if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
+                return sum(kind == dense_value for kind in kinds)
         dense_layer_ids = self._config.get("mlp_only_layers")
         first = self._config.get("first_k_dense_replace")
         dense = first if isinstance(first, int) else 0
@@ -350,6 +426,14 @@ _DEFAULT_MAX_LEN = 2048
 """Training length of models without a key for it (BLOOM, early Falcon)."""
 
 
+def _other_layers(key: str) -> str | None:
+    """The kind of layers other than attention that a key configures; None if it does not."""
+    for prefix, reason in _OTHER_LAYER_PREFIXES.items():
+        if key.startswith(prefix):
+            return reason
+    return _OTHER_LAYERS.get(key)
+
+
 def _quantized_dtype(quantized: Mapping[str, object]) -> Dtype:
     method = str(quantized.get("quant_method", "")).lower()
     algorithm = str(quantized.get("quant_algo", "")).lower()
@@ -359,12 +443,19 @@ def _quantized_dtype(quantized: Mapping[str, object]) -> Dtype:
     if isinstance(bits, int) and bits in _INTEGER_DTYPE_BY_BITS:
         return _INTEGER_DTYPE_BY_BITS[bits]
     for scheme in (algorithm, method):
-        if scheme in _DTYPE_BY_QUANTIZATION:
+        if bits is None and scheme in _DTYPE_BY_QUANTIZATION:
             return _DTYPE_BY_QUANTIZATION[scheme]
     groups = quantized.get("config_groups")
     first_group = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first_group.get("weights") if isinstance(first_group, Mapping) else None
     if isinstance(weights, Mapping):
         kind = "fp" if weights.get("type") == "float" else "int"
-        return _DTYPE_BY_QUANTIZATION.get(f"{kind}{weights.get('num_bits')}", Dtype.FP8)
-    return Dtype.FP8
+        scheme = f"{kind}{weights.get('num_bits')}"
+        if scheme in _DTYPE_BY_QUANTIZATION:
+            return _DTYPE_BY_QUANTIZATION[scheme]
+    got = ", ".join(filter(None, (method, algorithm, f"{bits} bits" if bits else "")))
+    raise UnknownModel(
+        f"quantization_config: got {got or 'no method'}, expected one of"
+        f" {', '.join(sorted(_DTYPE_BY_QUANTIZATION))}, or 4 or 8 bits",
+        "say how the weights are stored, as '--dtype int4'",
+    )

@@ -57,6 +57,7 @@ _STORED_AS: Mapping[str, Dtype] = {
     "deepseek-ai/DeepSeek-V3": Dtype.FP8,
     "deepseek-ai/DeepSeek-R1": Dtype.FP8,
     "MiniMaxAI/MiniMax-M2": Dtype.FP8,
+    "moonshotai/Kimi-K2.5": Dtype.INT4,
     "moonshotai/Kimi-K2": Dtype.FP8,
 }
 """Models that their authors publish quantized, by the start of their ids."""
@@ -251,6 +252,12 @@ def _deepseek() -> Iterator[ModelShape]:
             (61, 7168, 64, 18_432, 128, 163_840, 1536),
             (384, 8, 2048, 1, 1),
         ),
+        (
+            "moonshotai/",
+            ("Kimi-K2.5",),
+            (61, 7168, 64, 18_432, 256, 163_840, 1536),
+            (384, 8, 2048, 1, 1),
+        ),
     ):
         layers, hidden, heads, ffn_width, kilotokens, vocab, query_rank = row
         count, active, width, shared, dense_layers = experts
@@ -347,8 +354,11 @@ def _others() -> Iterator[ModelShape]:
     yield from _rows(103_168, intern)
     smol = ("HuggingFaceTB/SmolLM2-1.7B", 24, 2048, 32, 32, 64, 8192, 8 * _K)
     yield from _rows(49_152, smol, tied=True)
-    minimax = ("MiniMaxAI/MiniMax-M2", 62, 3072, 48, 8, 128, 1536, 192 * _K)
-    yield from _with_experts(_experts(256, 8, 1536, 0), _rows(200_064, minimax))
+    minimax = tuple(
+        (f"MiniMaxAI/MiniMax-{version}", 62, 3072, 48, 8, 128, 1536, max_len_tokens)
+        for version, max_len_tokens in (("M2", 192 * _K), ("M2.5", 192 * _K), ("M2.7", 200 * _K))
+    )
+    yield from _with_experts(_experts(256, 8, 1536, 0), _rows(200_064, *minimax))
     yield from _rows(
         250_880,
         ("bigscience/bloom", 70, 14_336, 112, 112, 128, 57_344, 2 * _K),
@@ -380,6 +390,19 @@ def _others() -> Iterator[ModelShape]:
         experts = replace(_experts(count, 8, width, 1), dense_layers=dense_layers)
         full = (name, layers, hidden, 96, 8, 128, ffn_width, 128 * _K)
         yield from _with_experts(experts, _rows(151_552, full))
+    latent = LatentAttention(kv_rank=512, rope_dim=64, nope_dim=192, value_dim=256, query_rank=2048)
+    experts = replace(_experts(256, 8, 2048, 1), dense_layers=3)
+    for name, max_len_tokens, indexer_layers in (
+        ("zai-org/GLM-5", 198 * _K, None),
+        ("zai-org/GLM-5.1", 198 * _K, None),
+        ("zai-org/GLM-5.2", 1024 * _K, 21),
+        ("zai-org/GLM-5.3", 1024 * _K, 21),
+    ):
+        full = (name, 78, 6144, 64, 1, 256, 12_288, max_len_tokens)
+        yield from (
+            replace(shape, latent=latent, indexer_dim=128, indexer_layers=indexer_layers)
+            for shape in _with_experts(experts, _rows(154_880, full))
+        )
 
 
 _FAMILIES = (

@@ -63,6 +63,8 @@ class ModelShape:
     latent: LatentAttention | None = None
     indexer_dim: int | None = None
     """Of the keys that select tokens for sparse attention (DeepSeek-V3.2)."""
+    indexer_layers: int | None = None
+    """Layers with such keys, which others share (GLM-5.2); None: each has its own."""
     experts: Experts | None = None
     window_tokens: int | None = None
     windowed_layers: int = 0
@@ -177,7 +179,7 @@ class ModelShape:
     # ------------------------------------------------------------------ KV cache
 
     def kv_layer_bytes(self, dtype: Dtype) -> float:
-        """Bytes of one token in one layer: keys and values, or their latent.
+        """Bytes of one token in one layer, on average: keys and values, or their latent.
 
         They include scales where each head of a token has its own (8 and 4 bits by integers, 4 by
         floating point), and an indexer's keys in FP8. With an indexer, the rotary part has 16 bits
@@ -194,7 +196,9 @@ class ModelShape:
         rank, rope = self.latent.kv_rank, self.latent.rope_dim
         if self.indexer_dim is None:
             return (rank + rope) * DTYPE_BYTES[dtype]
-        indexer_bytes = self.indexer_dim + _FP32_BYTES * (self.indexer_dim // _FP8_BLOCK)
+        indexer_bytes: float = self.indexer_dim + _FP32_BYTES * (self.indexer_dim // _FP8_BLOCK)
+        if self.indexer_layers is not None:
+            indexer_bytes *= self.indexer_layers / self.layers
         match dtype:
             case Dtype.FP8:
                 latent_bytes = (
