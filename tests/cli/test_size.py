@@ -192,6 +192,23 @@ def test_a_model_is_read_from_its_config(tmp_path: Path, *, as_folder: bool) -> 
     assert report["context_tokens"] == 2048
 
 
+def test_an_encoder_whose_weights_are_not_counted_is_named(tmp_path: Path) -> None:
+    config = {"text_config": TINY, "vision_config": {"hidden_size": 1024}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert answered(str(tmp_path), "--gpu", "L4")["left_out"] == ["the vision encoder"]
+    assert "not counted: the vision encoder" in run(str(tmp_path), "--gpu", "L4").stdout
+
+
+def test_a_quantization_that_is_not_known_is_asked_for_and_then_taken(tmp_path: Path) -> None:
+    config = TINY | {"quantization_config": {"quant_method": "hqq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    result = run(str(tmp_path), "--gpu", "H100")
+    assert result.exit_code == 1
+    assert "got hqq, expected one of awq," in result.stderr
+    assert "'--dtype int4'" in result.stderr
+    assert answered(str(tmp_path), "--gpu", "H100", "--dtype", "int4")["weights"] == "int4"
+
+
 @pytest.mark.parametrize(
     ("algorithm", "weights"), [("FP8", "fp8"), ("NVFP4", "fp4"), ("W4A16_AWQ", "int4")]
 )

@@ -401,8 +401,8 @@ def _memory(engine: LoggedEngine, args: _LogArgs) -> MemoryModel:
     from baton.perf.hardware.catalogue import find_accelerator
     from baton.perf.model.memory import MemoryModel
 
-    shape, stored_dtype = read_model(args.model or engine.model)
-    weights = engine.weights or stored_dtype or Dtype.BF16
+    shape, stored_dtype = read_model(args.model or engine.model, weights=engine.weights)
+    weights = stored_dtype or Dtype.BF16
     default_kv_dtype = weights if DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16] else Dtype.BF16
     return MemoryModel(
         shape=shape,

@@ -17,8 +17,10 @@ AUTO = "auto"
 _REMEDY = "give the config.json that came with the weights"
 
 
-def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
+def read_model(model: str, *, weights: Dtype | None = None) -> tuple[ModelShape, Dtype | None]:
     """The shape of a model, and how its weights are stored if its config or its name says so.
+
+    `weights` are the user's word on that, which counts more.
 
     Raises:
         UnknownModel: neither a config nor a known name, or an incomplete config.
@@ -33,9 +35,9 @@ def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
     elif not path.is_file():
         if path.suffix == ".json" or path.is_absolute():
             raise UnknownModel(f"{path}: there is no such file", _REMEDY)
-        return find_shape(model), dtype_hint(model)
+        return find_shape(model), weights or dtype_hint(model)
     config = read_model_config(path)
-    return from_config(config, name=str(path)), weights_dtype(config)
+    return from_config(config, name=str(path)), weights or weights_dtype(config)
 
 
 def parse_dtype(text: str, option: str) -> Dtype | None:

@@ -124,8 +124,8 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
         BadParameter: a data type or a price is invalid.
         BatonError: the model, an accelerator or the trace cannot be used, or nothing fits.
     """
-    shape, stored_dtype = read_model(args.model)
-    weights = parse_dtype(args.dtype, "--dtype") or stored_dtype or Dtype.BF16
+    shape, stored_dtype = read_model(args.model, weights=parse_dtype(args.dtype, "--dtype"))
+    weights = stored_dtype or Dtype.BF16
     default_kv_dtype = weights if DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16] else Dtype.BF16
     offers, traffic = _offers(args), _traffic(args)
     rate = args.rate_per_s

@@ -101,8 +101,8 @@ def _memory_question(model: str, *, gpu: str, dtype: str, kv_dtype: str) -> Memo
     from baton.perf.hardware.catalogue import find_accelerator
     from baton.perf.model.memory import MemoryModel
 
-    shape, stored_dtype = read_model(model)
-    weights = parse_dtype(dtype, "--dtype") or stored_dtype or Dtype.BF16
+    shape, stored_dtype = read_model(model, weights=parse_dtype(dtype, "--dtype"))
+    weights = stored_dtype or Dtype.BF16
     default_kv_dtype = weights if DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16] else Dtype.BF16
     kv = parse_dtype(kv_dtype, "--kv-dtype") or default_kv_dtype
     return MemoryModel(
@@ -138,6 +138,7 @@ def size_report(question: Question) -> dict[str, object]:
     return {
         "fits": True,
         **_inputs(question),
+        "left_out": list(memory.shape.left_out),
         "parameters": memory.shape.parameters,
         "active_parameters": memory.shape.active_parameters,
         "device": {
@@ -272,8 +273,10 @@ def text_report(report: Mapping[str, object]) -> dict[str, object]:
     device = cast("Mapping[str, float]", report["device"])
     context = f"{report['context_tokens']:,} tokens"
     running_text = count_text(cast("int", report["max_running_requests"]), "request")
+    left_out = cast("list[str]", report["left_out"])
     return {
         "model": _model_text(report),
+        **({"not counted": ", ".join(left_out)} if left_out else {}),
         "devices": f"{_split_text(report)} {report['accelerator']}",
         "memory of each device": {
             "usable": _gigabytes(device["usable_bytes"]),

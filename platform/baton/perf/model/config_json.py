@@ -87,6 +87,11 @@ _OTHER_LAYER_PREFIXES: Mapping[str, str] = {
     "ssm_": "a state-space model",
     "rwkv": "a recurrent network",
 }
+_ENCODERS: Mapping[str, str] = {
+    "vision_config": "the vision encoder",
+    "audio_config": "the audio encoder",
+}
+"""Keys of encoders beside the language model."""
 _NOT_GATED_ACTIVATIONS = frozenset({"relu2", "xielu"})
 _REMEDY = "give the shape of a similar model with attention in every layer"
 
@@ -146,6 +151,7 @@ def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
         window_tokens=window_tokens,
         windowed_layers=windowed_layers,
         max_len_tokens=config_json.max_len_tokens,
+        left_out=tuple(part for key, part in _ENCODERS.items() if config.get(key)),
     )
 
 

@@ -6,7 +6,7 @@ the known models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
@@ -70,6 +70,8 @@ class ModelShape:
     windowed_layers: int = 0
     """Layers that attend only to the last `window_tokens`."""
     max_len_tokens: int = 131_072
+    left_out: tuple[str, ...] = field(default=(), compare=False)
+    """Parts of the model whose weights are not counted."""
 
     # ------------------------------------------------------------------ the parts of a layer
 
