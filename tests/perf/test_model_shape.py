@@ -224,6 +224,9 @@ def test_a_model_without_decoder_attention_layers_is_refused(model_type: str) ->
         ({"global_head_dim": 512}, "got layers with heads of different sizes"),
         ({"attn_output_gate": True}, "got gated attention"),
         ({"is_encoder_decoder": True}, "got an encoder"),
+        ({"type_vocab_size": 1}, "got an encoder"),
+        ({"num_kv_shared_layers": 10}, "got layers that share keys and values"),
+        ({"hidden_size_per_layer_input": 256}, "got embeddings of each layer"),
     ],
 )
 def test_a_structure_that_a_shape_cannot_describe_is_refused_by_its_keys(
@@ -262,7 +265,10 @@ def test_dense_layers_may_be_listed_layer_by_layer(added: dict[str, object], den
 
 
 def test_a_feed_forward_with_xielu_has_no_gate() -> None:
-    assert not shaped(hidden_act="xielu").gated_ffn
+    assert not shaped(model_type="apertus", hidden_act="xielu").gated_ffn
+    assert shaped(model_type="bitnet", hidden_act="relu2").gated_ffn
+    with pytest.raises(UnknownModel, match="'hidden_act': got 'relu2'"):
+        shaped(hidden_act="relu2")
 
 
 @pytest.mark.parametrize(

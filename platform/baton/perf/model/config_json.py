@@ -21,7 +21,7 @@ _NOT_GATED = frozenset(
         "falcon",
         "RefinedWeb",
     }
-    | {"RefinedWebModel", "mpt", "phi", "starcoder2", "nemotron"}
+    | {"RefinedWebModel", "mpt", "phi", "starcoder2", "nemotron", "arcee", "apertus"}
 )
 """Model types whose feed-forward has two matrices."""
 _DEFAULT_FFN_4X = frozenset(
@@ -49,6 +49,7 @@ _UNSUPPORTED_MODEL_TYPES = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "qwen3_next", "recurrent_gemma"}
     | {"granitemoehybrid", "falcon_h1", "zamba", "zamba2", "nemotron_h", "plamo2", "minimax"}
     | {"t5", "mt5", "umt5", "bart", "mbart", "whisper", "bert", "roberta", "deberta", "lfm2"}
+    | {"jetmoe"}
 )
 """Model types with layers other than attention, or that are not decoders."""
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
@@ -63,6 +64,7 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 
 _ATTENTION_TYPES = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention"}
+    | {"indexed_attention"}
 )
 """Of `layer_types`; others keep a state instead of keys and values, or none."""
 _OTHER_LAYERS: Mapping[str, str] = {
@@ -80,8 +82,17 @@ _OTHER_LAYERS: Mapping[str, str] = {
     "sparse_attention_config": "sparse attention with keys of its own",
     "global_head_dim": "layers with heads of different sizes",
     "attn_output_gate": "gated attention",
+    "per_layer_config": "layers of different shapes",
+    "hidden_size_per_layer_input": "embeddings of each layer",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "use_double_wide_mlp": "layers of different shapes",
+    "attention_k_eq_v": "keys that are values",
+    "depth_decoder_config": "a second decoder",
+    "H_cycles": "layers that run several times",
 }
 """Keys of structures that a shape cannot describe."""
+_ENCODER_KEYS = ("type_vocab_size", "attention_probs_dropout_prob")
+"""Keys of BERT and its descendants."""
 _OTHER_LAYER_PREFIXES: Mapping[str, str] = {
     "mamba_": "a state-space model",
     "ssm_": "a state-space model",
@@ -92,7 +103,9 @@ _ENCODERS: Mapping[str, str] = {
     "audio_config": "the audio encoder",
 }
 """Keys of encoders beside the language model."""
-_NOT_GATED_ACTIVATIONS = frozenset({"relu2", "xielu"})
+_OFTEN_NOT_GATED = frozenset({"relu2", "xielu"})
+"""Activations of feed-forwards with and without a gate: the model type decides."""
+_GATED_THOUGH = frozenset({"bitnet"})
 _REMEDY = "give the shape of a similar model with attention in every layer"
 
 _DTYPE_BY_QUANTIZATION = {
@@ -176,7 +189,7 @@ def _experts(config_json: _ConfigJson, layers: int) -> Experts | None:
     count = config_json.optional_count(
         "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"
     )
-    if count is None or count == 1:
+    if count is None or count == 1 or not config_json.has_experts:
         return None
     active = config_json.count(
         "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"
@@ -228,6 +241,9 @@ class _ConfigJson:
             self._refuse("attn_type_list", "linear attention")
         if self._root.get("is_encoder_decoder") is True:
             self._refuse("is_encoder_decoder", "an encoder")
+        for key in _ENCODER_KEYS:
+            if self._config.get(key) is not None:
+                self._refuse(key, "an encoder")
         for key, value in self._config.items():
             is_used = value is True or (value and value != 1)  # 1: in every layer, or once
             if is_used and (reason := _other_layers(key)) is not None:
@@ -360,8 +376,21 @@ class _ConfigJson:
     @property
     def gated_ffn(self) -> bool:
         """Whether the feed-forward has a gate."""
-        has_gate = self._config.get("hidden_act") not in _NOT_GATED_ACTIVATIONS
-        return self.model_type not in _NOT_GATED and has_gate
+        if self.model_type in _NOT_GATED:
+            return False
+        activation = self._config.get("hidden_act")
+        if activation in _OFTEN_NOT_GATED and self.model_type not in _GATED_THOUGH:
+            raise UnknownModel(
+                f"{self._name}: its config has 'hidden_act': got {activation!r}, expected a model"
+                " type of which it is known whether the feed-forward has a gate",
+                "give the shape of a similar model that is known by name",
+            )
+        return True
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a switch for experts, where there is one, is on."""
+        return self._config.get("is_moe") is not False
 
     def shared_experts(self, width: int) -> int:
         """Experts that every token passes through, in widths of a routed expert."""
@@ -370,8 +399,8 @@ class _ConfigJson:
             return max(1, round(total / width))
         if self.model_type.startswith("llama4"):
             return 1
-        shared_count = self._config.get("n_shared_experts", self._config.get("num_shared_experts"))
-        return shared_count if isinstance(shared_count, int) and shared_count > 0 else 0
+        keys = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+        return self.optional_count(*keys) or 0
 
     def dense_layers(self, layers: int) -> int:
         """Layers without experts: the first n, all but each n-th, or a list."""
@@ -379,13 +408,27 @@ class _ConfigJson:
             kinds = self._config.get(key)
             if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
                 return sum(kind == dense_value for kind in kinds)
+        if (start := self._config.get("moe_layer_start_index")) is not None:
+            return layers - self._listed_expert_layers(start, layers)
         dense_layer_ids = self._config.get("mlp_only_layers")
-        first = self._config.get("first_k_dense_replace")
-        dense = first if isinstance(first, int) else 0
+        dense = self.optional_count("first_k_dense_replace", "num_dense_layers") or 0
         dense += len(dense_layer_ids) if isinstance(dense_layer_ids, Sequence) else 0
         sparse_period = self.optional_count("decoder_sparse_step", "moe_layer_freq") or 1
         sparse_period = self.optional_count("interleave_moe_layer_step") or sparse_period
         return min(layers, dense + (layers - dense) - (layers - dense) // sparse_period)
+
+    def _listed_expert_layers(self, start: object, layers: int) -> int:
+        """Layers with experts from a first to a last index, each n-th (ERNIE 4.5)."""
+        end = self._config.get("moe_layer_end_index", -1)
+        if not isinstance(start, int) or not isinstance(end, int):
+            raise UnknownModel(
+                f"{self._name}: its config has 'moe_layer_start_index': got {start!r} to {end!r},"
+                " expected two numbers",
+                _REMEDY,
+            )
+        last = layers - 1 if end < 0 else min(end, layers - 1)
+        period = self.optional_count("moe_layer_interval") or 1
+        return sum((layer + 1) % period == 0 for layer in range(start, last + 1))
 
     # ------------------------------------------------------------------ the rest
 
