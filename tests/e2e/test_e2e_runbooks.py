@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -99,10 +100,14 @@ def run_command(command: str, values: Values, texts: tuple[str, ...] = ()) -> st
     return output
 
 
-def run_until_shown(command: str, texts: tuple[str, ...], values: Values) -> None:
-    """Run it until it shows these texts."""
+def run_until_shown(command: str, texts: tuple[str, ...], values: Values) -> float:
+    """Run it until it shows these texts; returns the seconds that the last run took."""
     deadline = ScaledDeadline(_SHOWN_WITHIN_S)
-    while missing := missing_texts(texts, output := run_command(command, values, texts), values):
+    while True:
+        started_s = time.monotonic()
+        output = run_command(command, values, texts)
+        if not (missing := missing_texts(texts, output, values)):
+            return time.monotonic() - started_s
         assert not deadline.is_expired(), f"{command} shows no {missing}:\n{output}"
 
 
@@ -228,7 +233,7 @@ def overloaded(baton: Deployment, folder: Path) -> Iterator[Values]:
 @contextmanager
 def queue_grows(baton: Deployment, folder: Path) -> Iterator[Values]:
     with ExitStack() as stack:
-        stack.enter_context(applied(baton, folder, "admission: {queue_timeout: 2min}\n"))
+        stack.enter_context(applied(baton, folder, "admission: {queue_timeout: 30s}\n"))
         for pool in ("prefill", "decode"):
             stack.enter_context(killed_again_and_again(baton, pool))
         stack.enter_context(asking(baton, 30, tokens=20))
@@ -478,8 +483,7 @@ FAULTS = {
 }
 
 
-@contextmanager
-def guarded(folder: Path) -> Iterator[dict[str, object]]:
+def guard(folder: Path) -> dict[str, object]:
     """Settings of a deployment whose certificate and only key expire."""
     pair = make_key_pair(folder, "server", valid_for=timedelta(days=1))
     now = datetime.now(UTC)
@@ -487,7 +491,7 @@ def guarded(folder: Path) -> Iterator[dict[str, object]]:
     with edit_key_file(folder / "acme.keys", create=True) as document:
         document.add(key)
     (folder / "key").write_text(token)
-    yield {
+    return {
         "security.tls.cert_file": pair.cert,
         "security.tls.key_file": pair.key,
         "tenants.acme.keys_file": folder / "acme.keys",
@@ -499,10 +503,10 @@ def baton(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
     folder, settings = tmp_path_factory.mktemp("runbooks"), dict(_SITES[request.param])
-    with ExitStack() as stack:
-        if request.param == "what expires":
-            settings |= stack.enter_context(guarded(folder))
-        yield stack.enter_context(running_deployment("sim.yaml", folder, **settings))
+    if request.param == "what expires":
+        settings |= guard(folder)
+    with running_deployment("sim.yaml", folder, **settings) as found:
+        yield found
 
 
 def test_every_runbook_is_executed_against_a_fault() -> None:
@@ -527,7 +531,8 @@ def test_the_commands_of_a_runbook_show_the_fault_that_it_is_for(
     baton.wait_for(is_whole, 120)
     with FAULTS[fault].cause(baton, tmp_path) as values:
         for command, texts in commands_of(*FAULTS[fault].runbooks).items():
-            run_until_shown(command, texts, values)
+            shown_s = run_until_shown(command, texts, values)
+            sys.stdout.write(f"{fault}: {command}: {shown_s:.1f} s: {', '.join(texts)}\n")
 
 
 def commands_of(*runbooks: str) -> dict[str, tuple[str, ...]]:
