@@ -216,9 +216,11 @@ def test_the_quantization_file_beside_a_config_says_how_weights_are_stored(
     tmp_path: Path, algorithm: str, weights: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
-    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}
+    quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}
+    beside = {"producer": {"name": "modelopt"}, "quantization": quantization}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside), encoding="utf-8")
-    assert answered(str(tmp_path), "--gpu", "H100")["weights"] == weights
+    report = answered(str(tmp_path), "--gpu", "H100")
+    assert (report["weights"], report["kv"]) == (weights, "fp8")
     (tmp_path / "hf_quant_config.json").write_text("{}", encoding="utf-8")
     result = run(str(tmp_path), "--gpu", "H100")
     assert "hf_quant_config.json: got no object 'quantization'" in result.stderr

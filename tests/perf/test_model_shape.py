@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import UnknownModel
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.config_json import from_config, weights_dtype
+from baton.perf.model.config_json import from_config, kv_dtype, weights_dtype
 from baton.perf.model.known_models import KNOWN_MODELS, dtype_hint, find_shape
 from baton.perf.model.shape import ModelShape
 from baton.perf.model.speculative import best_draft_length, expected_tokens, speedup, step_cost
@@ -269,6 +269,22 @@ def test_a_feed_forward_with_xielu_has_no_gate() -> None:
     assert shaped(model_type="bitnet", hidden_act="relu2").gated_ffn
     with pytest.raises(UnknownModel, match="'hidden_act': got 'relu2'"):
         shaped(hidden_act="relu2")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, Dtype.FP8),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": None}, None),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, Dtype.FP8),
+        ({"kv_cache_scheme": None}, None),
+        ({"quant_method": "fp8"}, None),
+    ],
+)
+def test_a_quantization_may_say_how_the_kv_cache_is_stored(
+    quantization: dict[str, object], dtype: Dtype | None
+) -> None:
+    assert kv_dtype({**LLAMA_8B, "quantization_config": quantization}) is dtype
 
 
 @pytest.mark.parametrize(

@@ -397,18 +397,15 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError, remedy: str) ->
 
 
 def _memory(engine: LoggedEngine, args: _LogArgs) -> MemoryModel:
-    from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
     from baton.perf.hardware.catalogue import find_accelerator
     from baton.perf.model.memory import MemoryModel
 
-    shape, stored_dtype = read_model(args.model or engine.model, weights=engine.weights)
-    weights = stored_dtype or Dtype.BF16
-    default_kv_dtype = weights if DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16] else Dtype.BF16
+    stored = read_model(args.model or engine.model, weights=engine.weights, kv=engine.kv)
     return MemoryModel(
-        shape=shape,
+        shape=stored.shape,
         accelerator=find_accelerator(args.gpu),
-        weights_dtype=weights,
-        kv_dtype=engine.kv or default_kv_dtype,
+        weights_dtype=stored.weights,
+        kv_dtype=stored.kv,
         utilization=engine.utilization,
         max_batched_tokens=engine.max_batched_tokens,
         max_running_requests=engine.max_running_requests,

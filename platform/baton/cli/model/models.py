@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -17,27 +18,58 @@ AUTO = "auto"
 _REMEDY = "give the config.json that came with the weights"
 
 
-def read_model(model: str, *, weights: Dtype | None = None) -> tuple[ModelShape, Dtype | None]:
-    """The shape of a model, and how its weights are stored if its config or its name says so.
+class StoredModel(NamedTuple):
+    """A model as an engine keeps it."""
 
-    `weights` are the user's word on that, which counts more.
+    shape: ModelShape
+    weights: Dtype
+    kv: Dtype
+    published: Dtype | None
+    """Type of the published weights; None if neither config nor name tells."""
+
+
+def read_model(model: str, *, weights: Dtype | None = None, kv: Dtype | None = None) -> StoredModel:
+    """A model by its name, or by its config or the folder of that.
+
+    `weights` and `kv` are the user's word; else the config or the name tells, else they have 16
+    bits, and KV 32 where weights do.
 
     Raises:
         UnknownModel: neither a config nor a known name, or an incomplete config.
     """
     from baton.config.derive.model_files import read_model_config
-    from baton.perf.model.config_json import from_config, weights_dtype
+    from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
+    from baton.perf.model.config_json import from_config, kv_dtype
     from baton.perf.model.known_models import dtype_hint, find_shape
 
     path = Path(model)
     if path.is_dir():
         path /= "config.json"
-    elif not path.is_file():
-        if path.suffix == ".json" or path.is_absolute():
-            raise UnknownModel(f"{path}: there is no such file", _REMEDY)
-        return find_shape(model), weights or dtype_hint(model)
-    config = read_model_config(path)
-    return from_config(config, name=str(path)), weights or weights_dtype(config)
+    if path.is_file():
+        config = read_model_config(path)
+        shape = from_config(config, name=str(path))
+        published = _published_dtype(config, is_needed=weights is None)
+        kv = kv or kv_dtype(config)
+    elif path.suffix == ".json" or path.is_absolute():
+        raise UnknownModel(f"{path.parent} has no {path.name}", _REMEDY)
+    else:
+        shape = find_shape(model)
+        published = dtype_hint(model)
+    weights = weights or published or Dtype.BF16
+    is_wide = DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16]
+    return StoredModel(shape, weights, kv or (weights if is_wide else Dtype.BF16), published)
+
+
+def _published_dtype(config: Mapping[str, object], *, is_needed: bool) -> Dtype | None:
+    """Type of the weights; None if it is unknown and not needed."""
+    from baton.perf.model.config_json import weights_dtype
+
+    try:
+        return weights_dtype(config)
+    except UnknownModel:
+        if is_needed:
+            raise
+        return None
 
 
 def parse_dtype(text: str, option: str) -> Dtype | None:

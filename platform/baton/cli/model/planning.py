@@ -18,7 +18,7 @@ from baton.cli.model.planning_text import answer_lines, candidate_rows, facts, s
 from baton.cli.options import parse_seconds
 from baton.cli.traces import TraceUnusable, load_trace, make_workload
 from baton.config.write.render_plan import check_writable, render_plan
-from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
+from baton.perf.hardware.accelerators import Dtype
 from baton.perf.hardware.catalogue import find_accelerator
 from baton.planner import explore, plan, sensitivity
 from baton.planner.problem import (
@@ -124,22 +124,24 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
         BadParameter: a data type or a price is invalid.
         BatonError: the model, an accelerator or the trace cannot be used, or nothing fits.
     """
-    shape, stored_dtype = read_model(args.model, weights=parse_dtype(args.dtype, "--dtype"))
-    weights = stored_dtype or Dtype.BF16
-    default_kv_dtype = weights if DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16] else Dtype.BF16
+    stored = read_model(
+        args.model,
+        weights=parse_dtype(args.dtype, "--dtype"),
+        kv=parse_dtype(args.kv_dtype, "--kv-dtype"),
+    )
     offers, traffic = _offers(args), _traffic(args)
     rate = args.rate_per_s
     if rate is None and args.gpus is None:
         rate = traffic.rate_per_s
     question = PlanningProblem(
-        model=shape,
+        model=stored.shape,
         offers=offers,
         traffic=traffic,
         classes=args.classes,
         rate_per_s=rate,
         gpus=args.gpus,
-        weights_dtype=weights,
-        kv_dtype=parse_dtype(args.kv_dtype, "--kv-dtype") or default_kv_dtype,
+        weights_dtype=stored.weights,
+        kv_dtype=stored.kv,
         space=SearchSpace(
             tensor_parallel_sizes=args.tensor,
             pipeline_parallel_sizes=args.pipeline,
@@ -149,12 +151,12 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
         seed=args.seed,
     )
     if args.write is not None:  # before minutes are spent on an unwritable plan
-        check_writable(question, source=args.model, stored_dtype=stored_dtype)
+        check_writable(question, source=args.model, stored_dtype=stored.published)
     with _process_pool(args.processes) as run_all:
         best_plan = plan.plan(
             question, parallel_map=run_all, on_progress=lambda at: on_progress(_fraction(at))
         )
-    return PlanResult(plan=best_plan, stored_dtype=stored_dtype)
+    return PlanResult(plan=best_plan, stored_dtype=stored.published)
 
 
 def _traffic(args: PlanArgs) -> Trace:

@@ -97,16 +97,19 @@ def _print_size(question: Question, output: OutputFormat) -> None:
 
 
 def _memory_question(model: str, *, gpu: str, dtype: str, kv_dtype: str) -> MemoryModel:
-    from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
     from baton.perf.hardware.catalogue import find_accelerator
     from baton.perf.model.memory import MemoryModel
 
-    shape, stored_dtype = read_model(model, weights=parse_dtype(dtype, "--dtype"))
-    weights = stored_dtype or Dtype.BF16
-    default_kv_dtype = weights if DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16] else Dtype.BF16
-    kv = parse_dtype(kv_dtype, "--kv-dtype") or default_kv_dtype
+    stored = read_model(
+        model,
+        weights=parse_dtype(dtype, "--dtype"),
+        kv=parse_dtype(kv_dtype, "--kv-dtype"),
+    )
     return MemoryModel(
-        shape=shape, accelerator=find_accelerator(gpu), weights_dtype=weights, kv_dtype=kv
+        shape=stored.shape,
+        accelerator=find_accelerator(gpu),
+        weights_dtype=stored.weights,
+        kv_dtype=stored.kv,
     )
 
 

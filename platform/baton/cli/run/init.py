@@ -103,10 +103,9 @@ def _sized(model: str, gpu: str) -> tuple[str, int, str]:
 
     name, accelerator = _ray_name(gpu), find_accelerator(gpu)
     try:
-        shape, stored_dtype = read_model(model)
+        shape, weights, *_ = read_model(model)
     except UnknownModel:
         return name, 1, "The model's size is not known here: check it with 'baton size', or --tp."
-    weights = stored_dtype or Dtype.BF16
     memory = MemoryModel(
         shape=shape,
         accelerator=accelerator,

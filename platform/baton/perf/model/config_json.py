@@ -173,6 +173,15 @@ def weights_dtype(config: Mapping[str, object]) -> Dtype:
     return _ConfigJson(config, "").weights_dtype
 
 
+def kv_dtype(config: Mapping[str, object]) -> Dtype | None:
+    """Storage type of the KV cache that a quantized `config.json` asks for; None if it does not.
+
+    Source: `get_kv_cache_quant_algo_string` of vLLM 0.32's `utils/torch_utils.py`, and its
+    `Attention` layer for compressed-tensors.
+    """
+    return _ConfigJson(config, "").kv_dtype
+
+
 def _latent(config_json: _ConfigJson) -> LatentAttention | None:
     if config_json.optional_count("kv_lora_rank") is None:
         return None
@@ -446,6 +455,17 @@ class _ConfigJson:
         """The most tokens of prompt and output together."""
         names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
         return self.optional_count(*names) or _DEFAULT_MAX_LEN
+
+    @property
+    def kv_dtype(self) -> Dtype | None:
+        """Storage type of the KV cache, if the quantization has one."""
+        quantized = self._config.get("quantization_config", self._root.get("quantization_config"))
+        if not isinstance(quantized, Mapping):
+            return None
+        scheme = quantized.get("kv_cache_scheme")
+        if isinstance(scheme, Mapping) and scheme.get("type") == "float":
+            return _DTYPE_BY_QUANTIZATION.get(f"fp{scheme.get('num_bits')}")
+        return _DTYPE_BY_QUANTIZATION.get(str(quantized.get("kv_cache_quant_algo")).lower())
 
     @property
     def weights_dtype(self) -> Dtype:
