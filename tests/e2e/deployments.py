@@ -117,7 +117,8 @@ class Deployment:
 
     def pids(self) -> dict[str, int]:
         """The process of each replica, by replica id."""
-        return {row["replica_id"]: row["pid"] for row in self.status()["members"]}
+        status = self.wait_for(lambda status: "members" in status, 30)
+        return {row["replica_id"]: row["pid"] for row in status["members"]}
 
     def wait_for(
         self, predicate: Callable[[dict[str, Any]], bool], timeout_s: float, command: str = "status"

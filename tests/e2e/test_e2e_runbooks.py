@@ -317,11 +317,11 @@ def decode_stands_still_for_longer_than_a_lease(
     baton: Deployment, folder: Path
 ) -> Iterator[Values]:
     """And for less than a heartbeat's timeout, again and again."""
-    over = threading.Event()
+    over, pids = threading.Event(), replica_pids(baton, "decode")
 
     def keep_stopping() -> None:
         while not over.is_set():
-            with stopped_processes(*replica_pids(baton, "decode")):
+            with stopped_processes(*pids):
                 over.wait(1.4)
             over.wait(1.0)
 
