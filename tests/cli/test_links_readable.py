@@ -58,6 +58,11 @@ def test_pairs_are_shown_as_written(case: str, as_shown: AsShown) -> None:
     as_shown("links", case, CASES, shown(*CASES[case]))
 
 
+def test_pairs_without_the_answer_of_an_ingress_say_so() -> None:
+    report = {"links": [], "ingresses": 1, "unanswered": ["one ingress did not answer"]}
+    assert "unanswered: one ingress did not answer" in list(text_lines(text_report(report)))
+
+
 def test_links_of_an_ingress_can_be_shown() -> None:
     book = LinkTable()
     for replica_id in ("p", "d"):

@@ -153,6 +153,7 @@ def test_the_worst_pairs_come_first_and_all_are_counted() -> None:
         ),
         ({"pools": [POOL | {"trouble": "it died"}]}, "pool decode: it died"),
         ({"ingresses": [INGRESS | {"healthy": False}]}, "1 of 1 ingress cannot serve"),
+        ({"unresponsive_ingresses": [{"ingress": "c3d4"}]}, "no answer from ingress c3d4"),
         ({"ingresses": [INGRESS | {"unjoined": {"d": "x"}}]}, "not joined everywhere: d"),
         (
             {"ingresses": [INGRESS | {"policy": {"failures": 2}}]},

@@ -53,16 +53,21 @@ class Scripted:
 
     stories: list[dict[str, Any]] = field(default_factory=lambda: [STORY])
     asked: list[object] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
+
+    def report(self) -> Report:
+        missing = {"unanswered": self.unanswered} if self.unanswered else {}
+        return {"requests": self.stories, **missing}
 
     def explain_route(self, request_id: str, *, address: str | None) -> Report:
         self.asked.append((request_id, address))
         if not self.stories:
             raise UnknownRequest(f"no request {request_id!r}", "ask again")
-        return {"requests": self.stories}
+        return self.report()
 
     def requests(self, count: int, *, order: str, address: str | None) -> Report:
         self.asked.append((count, order, address))
-        return {"requests": self.stories}
+        return self.report()
 
 
 def run(*arguments: str, scripted: Scripted | None = None) -> Result:
@@ -114,6 +119,13 @@ def test_without_a_name_the_requests_to_choose_from_are_listed() -> None:
     assert header.split()[:2] == ["request", "ended"]
     told = " ".join(row.split())
     assert told == "r-1 12 s ago finished chat missed ttft 30+64 200 ms 1 s p-1 -> d-1"
+
+
+@pytest.mark.parametrize("arguments", [(), ("r-1",)], ids=["all", "a request"])
+def test_requests_without_the_answer_of_an_ingress_say_so(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, scripted=Scripted(unanswered=["one ingress did not answer"]))
+    assert "warning: not all is shown: one ingress did not answer" in result.stderr
+    assert "not all" not in run(*arguments).stderr
 
 
 def test_nothing_to_list_is_said() -> None:

@@ -50,7 +50,12 @@ _SITES: Mapping[str, Mapping[str, object]] = {
         "transfer.deadline": "1s",
         "model.engine.sim.transfer_setup": "1s",
     },
-    "what expires": {},
+    # And a pool without replicas, of which Serve starts none by itself.
+    "what expires": {
+        "pools.spare.role": "decode",
+        "pools.spare.replicas.min": 0,
+        "pools.spare.replicas.max": 1,
+    },
 }
 """The deployments, by what they have."""
 Values = Mapping[str, str]

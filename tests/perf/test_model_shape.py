@@ -226,6 +226,7 @@ def test_a_model_without_decoder_attention_layers_is_refused(model_type: str) ->
         ({"is_encoder_decoder": True}, "got an encoder"),
         ({"type_vocab_size": 1}, "got an encoder"),
         ({"num_kv_shared_layers": 10}, "got layers that share keys and values"),
+        ({"num_kv_shared_layers": 1}, "got layers that share keys and values"),
         ({"hidden_size_per_layer_input": 256}, "got embeddings of each layer"),
     ],
 )

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray._private import worker
 
+from baton.domain.errors import ClusterFailed
 from baton.serving.controller.http_server import target_groups
+from baton.serving.ray import serve_control
 from baton.serving.ray.driver import redirect_ray_messages
 from baton.serving.ray.grpc_port import bind_grpc_to_node
 from baton.serving.ray.membership import Member
@@ -25,6 +27,7 @@ from baton.serving.shared.names import INGRESS, METRICS_ADDRESS, REPLICA_ID
 from baton.telemetry.catalogue import CATALOGUE, Component
 
 if TYPE_CHECKING:
+    from ray.serve._private.common import DeploymentID
     from ray.serve.schema import DeploymentDetails
 
 schema = pytest.importorskip("ray.serve.schema")
@@ -284,3 +287,38 @@ def test_no_label_of_a_target_hides_one_of_a_metric_that_comes_from_there() -> N
             for label in metric.labels
         }
         assert not own & target.keys()
+
+
+# -------------------------------------------------------------------- pools without replicas
+
+
+class OrderedPools:
+    """A Serve controller that knows no deployment at first."""
+
+    def __init__(self, *, unknown_for: int) -> None:
+        self.orders: list[tuple[str, int]] = []
+        self._unknown_for = unknown_for
+        self.update_deployment_replicas = self
+
+    def remote(self, deployment: DeploymentID, replicas: int) -> object:
+        self._unknown_for -= 1
+        if self._unknown_for >= 0:
+            raise KeyError(deployment.name)
+        self.orders.append((deployment.name, replicas))
+        return None
+
+
+def test_a_pool_is_left_without_replicas_as_soon_as_serve_knows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller = OrderedPools(unknown_for=2)
+    monkeypatch.setattr(serve_control, "find_controller", lambda: controller)
+    monkeypatch.setattr("ray.get", lambda order, **_: order)
+    serve_control.stop_replicas("baton", ("spare", "other"), timeout_s=30.0)
+    assert controller.orders == [("spare", 0), ("other", 0)]
+
+
+def test_a_pool_that_serve_never_knows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_control, "find_controller", lambda: OrderedPools(unknown_for=10**6))
+    with pytest.raises(ClusterFailed, match="spare: cannot be set to 0 replicas"):
+        serve_control.stop_replicas("baton", ("spare",), timeout_s=0.0)

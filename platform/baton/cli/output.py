@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import typer
 
@@ -247,10 +247,15 @@ def print_report(
     output: OutputFormat,
     lines_of: Callable[[Mapping[str, object]], Iterable[str]] | None = None,
 ) -> None:
-    """Print a report: one JSON object on one line, or `lines_of` it, by default `text_lines`."""
+    """Print a report: one JSON object on one line, or `lines_of` it, by default `text_lines`.
+
+    Lines of a report that lacks some answers are preceded by a warning.
+    """
     if output is OutputFormat.JSON:
         typer.echo(json.dumps(report, default=str))
         return
+    if lines_of is not None and (unanswered := report.get("unanswered")):
+        print_warnings([f"not all is shown: {reason}" for reason in cast("list[str]", unanswered)])
     for line in (lines_of or text_lines)(report):
         typer.echo(line)
 

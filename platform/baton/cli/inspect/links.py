@@ -33,7 +33,9 @@ def text_report(report: Report) -> Report:
     rows = cast("list[dict[str, Any]]", report["links"])
     states = Counter(str(row["state"]) for row in rows)
     state_counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    unanswered = report.get("unanswered")
     return {
+        **({"unanswered": unanswered} if unanswered else {}),
         "pairs": f"{len(rows)} ({state_counts})"
         if rows
         else "none: nothing hands blocks over here",

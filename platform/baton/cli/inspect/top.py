@@ -195,6 +195,8 @@ def _warnings(status: _JsonDict, ingresses: list[_JsonDict]) -> Iterable[str]:
         if trouble := pool.get("trouble"):
             yield f"pool {pool['pool']}: {trouble}"
     yield from _incidents(status)
+    if silent := status.get("unresponsive_ingresses"):
+        yield f"no answer from ingress {', '.join(str(row['ingress']) for row in silent)}"
     unhealthy = sum(not ingress["healthy"] for ingress in ingresses)
     if unhealthy:
         yield f"{unhealthy} of {count_text(len(ingresses), 'ingress', 'ingresses')} cannot serve"

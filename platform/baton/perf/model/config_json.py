@@ -91,6 +91,9 @@ _OTHER_LAYERS: Mapping[str, str] = {
     "H_cycles": "layers that run several times",
 }
 """Keys of structures that a shape cannot describe."""
+_PERIODS = frozenset(
+    {"full_attention_interval", "layer_group_size", "attn_layer_period", "H_cycles"}
+)
 _ENCODER_KEYS = ("type_vocab_size", "attention_probs_dropout_prob")
 """Keys of BERT and its descendants."""
 _OTHER_LAYER_PREFIXES: Mapping[str, str] = {
@@ -254,7 +257,8 @@ class _ConfigJson:
             if self._config.get(key) is not None:
                 self._refuse(key, "an encoder")
         for key, value in self._config.items():
-            is_used = value is True or (value and value != 1)  # 1: in every layer, or once
+            # `True` equals 1, which as a period means every layer.
+            is_used = value and (value is True or value != 1 or key not in _PERIODS)
             if is_used and (reason := _other_layers(key)) is not None:
                 self._refuse(key, reason)
 

@@ -32,8 +32,8 @@ from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_DEADLINE_S = 5.0
-_INGRESS_SILENT = "an ingress stood still, or the network lost its heartbeats"
 _CLOSE_LINGER_S = 0.1
+_INGRESS_UNRESPONSIVE = "an ingress stood still, or the network lost its heartbeats"
 
 
 class _LinkHandler(Protocol):
@@ -253,7 +253,7 @@ class LinkServer:
         stalled = late_s > beat_s  # this process did not run
         for session in tuple(self._sessions.values()):
             if session.heartbeat_monitor.expired(now_s, stalled=stalled):
-                close = frames.Close(CloseReason.UNRESPONSIVE, _INGRESS_SILENT)
+                close = frames.Close(CloseReason.UNRESPONSIVE, _INGRESS_UNRESPONSIVE)
                 self._drop_session(session, close)
         self._send_beats(tuple(self._sessions.values()), skip_idle=True)
 
