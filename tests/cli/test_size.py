@@ -204,7 +204,7 @@ def test_a_quantization_that_is_not_known_is_asked_for_and_then_taken(tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     result = run(str(tmp_path), "--gpu", "H100")
     assert result.exit_code == 1
-    assert "got hqq, expected one of awq," in result.stderr
+    assert "got hqq, expected one of auto-round," in result.stderr
     assert "'--dtype int4'" in result.stderr
     assert answered(str(tmp_path), "--gpu", "H100", "--dtype", "int4")["weights"] == "int4"
 
@@ -216,7 +216,7 @@ def test_the_quantization_file_beside_a_config_says_how_weights_are_stored(
     tmp_path: Path, algorithm: str, weights: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
-    quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}
+    quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": []}
     beside = {"producer": {"name": "modelopt"}, "quantization": quantization}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside), encoding="utf-8")
     report = answered(str(tmp_path), "--gpu", "H100")

@@ -117,11 +117,11 @@ def of_vllm(shape: ModelShape, said: str) -> int:
             topk_buffer_width=None,  # asked for by 0.33
         )
         layer["attention"] = MLAAttention.get_kv_cache_spec(attention, config)
-        if shape.indexer_dim is not None:
+        if shape.indexer is not None:
             keys = SimpleNamespace(
                 cache_config=config.cache_config,
                 # Source: `Indexer` in vLLM's deepseek_v2.py, with blocks of 128 a scale.
-                head_dim=shape.indexer_dim + shape.indexer_dim // 128 * 4,
+                head_dim=shape.indexer.dim + shape.indexer.dim // 128 * 4,
                 dtype=torch.uint8,
             )
             layer["indexer"] = DeepseekV32IndexerCache.get_kv_cache_spec(keys, config)

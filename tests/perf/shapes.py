@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.perf.hardware.accelerators import Accelerator, Dtype
-from baton.perf.model.shape import Experts, LatentAttention, ModelShape
+from baton.perf.model.layers import Experts, LatentAttention
+from baton.perf.model.shape import ModelShape
 
 H100 = Accelerator(
     name="h100",

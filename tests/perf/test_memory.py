@@ -15,6 +15,7 @@ from baton.domain.errors import InsufficientMemory
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.model.known_models import KNOWN_MODELS, find_shape
+from baton.perf.model.layers import Part
 from baton.perf.model.memory import (
     MemoryModel,
     ModelSplit,
@@ -168,9 +169,13 @@ def test_tensor_parallel_devices_hold_the_model_and_its_unsplit_parts(
     if not split.is_valid:
         return
     together = tp * split.stage_weights_bytes(0, Dtype.BF16)
-    router = shape.expert_layers * shape.hidden * shape.experts.count if shape.experts else 0
-    copies = shape.layers * shape.kv_projection_parameters * (tp * split.kv_share - 1)
-    assert together == pytest.approx(2 * (shape.parameters + copies + (tp - 1) * router), rel=1e-9)
+    copies = 0.0
+    for layer, count in shape.layer_counts().items():
+        parts = shape.part_parameters(layer)
+        whole = sum(parts[part] for part in (Part.ROUTER, Part.INDEXER, Part.EXPERT_LATENT))
+        of_kv_heads = parts[Part.KEY_VALUE] * (tp * split.kv_share - 1)
+        copies += count * (of_kv_heads + (tp - 1) * whole)
+    assert together == pytest.approx(2 * (shape.parameters + copies), rel=1e-9)
 
 
 @pytest.mark.parametrize(

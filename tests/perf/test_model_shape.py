@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import UnknownModel
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.config_json import from_config, kv_dtype, weights_dtype
+from baton.perf.model.config_json import from_config
 from baton.perf.model.known_models import KNOWN_MODELS, dtype_hint, find_shape
+from baton.perf.model.layers import StoredWeights
+from baton.perf.model.quantization import kv_dtype, stored_weights
 from baton.perf.model.shape import ModelShape
 from baton.perf.model.speculative import best_draft_length, expected_tokens, speedup, step_cost
 
@@ -108,7 +110,12 @@ def test_layers_that_share_an_indexer_keep_no_keys_for_it() -> None:
 
 def test_a_pattern_says_which_layers_share_an_indexer() -> None:
     latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
-    indexer = {"v_head_dim": 128, "index_head_dim": 128, "index_topk_pattern": "FS" * 16}
+    indexer = {
+        "v_head_dim": 128,
+        "index_head_dim": 128,
+        "index_n_heads": 4,
+        "index_topk_pattern": "FS" * 16,
+    }
     assert shaped(**latent, **indexer).indexer_layers == 16
 
 
@@ -200,7 +207,7 @@ def test_heads_that_do_not_divide_the_hidden_size_need_a_dimension_of_their_own(
     assert from_config({**config, "head_dim": 128}, name="mine").head_dim == 128
 
 
-@pytest.mark.parametrize("model_type", ["mamba2", "qwen3_next", "t5", "jamba"])
+@pytest.mark.parametrize("model_type", ["mamba2", "rwkv", "t5", "zamba2"])
 def test_a_model_without_decoder_attention_layers_is_refused(model_type: str) -> None:
     with pytest.raises(UnknownModel, match=f"got model_type '{model_type}'"):
         from_config({**LLAMA_8B, "model_type": model_type}, name="mine")
@@ -228,6 +235,12 @@ def test_a_model_without_decoder_attention_layers_is_refused(model_type: str) ->
         ({"num_kv_shared_layers": 10}, "got layers that share keys and values"),
         ({"num_kv_shared_layers": 1}, "got layers that share keys and values"),
         ({"hidden_size_per_layer_input": 256}, "got embeddings of each layer"),
+        ({"swa_num_key_value_heads": 8}, "got layers with heads of different sizes"),
+        ({"v_head_dim": 64}, "got 64, expected the keys' 128"),
+        ({"index_head_dim": 128, "index_n_heads": 4}, "got keys that select tokens"),
+        ({"cross_attention_layers": [3, 8]}, "got attention to another sequence"),
+        ({"num_attention_heads_per_layer": [32, 16]}, "got layers with different heads"),
+        ({"num_key_value_heads": [8, 4]}, "got values that differ between layers"),
     ],
 )
 def test_a_structure_that_a_shape_cannot_describe_is_refused_by_its_keys(
@@ -265,6 +278,13 @@ def test_dense_layers_may_be_listed_layer_by_layer(added: dict[str, object], den
     assert shaped(**experts, **added).expert_layers == 32 - dense
 
 
+def test_a_list_of_one_number_is_that_number() -> None:
+    experts = {"num_experts": [8] * 32, "moe_topk": [2] * 32, "moe_intermediate_size": [512] * 32}
+    mixture = shaped(**experts).experts
+    assert mixture is not None
+    assert (mixture.count, mixture.active, mixture.width) == (8, 2, 512)
+
+
 def test_a_feed_forward_with_xielu_has_no_gate() -> None:
     assert not shaped(model_type="apertus", hidden_act="xielu").gated_ffn
     assert shaped(model_type="bitnet", hidden_act="relu2").gated_ffn
@@ -293,7 +313,7 @@ def test_a_quantization_may_say_how_the_kv_cache_is_stored(
     [
         {"quant_method": "hqq"},
         {"quant_method": "of_tomorrow"},
-        {"quant_method": "gptq", "bits": 3},
+        {"quant_method": "gptq", "bits": 5},
         {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
         {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {}}}},
         {},
@@ -303,7 +323,7 @@ def test_an_unknown_quantization_is_refused_and_never_taken_for_fp8(
     quantization: dict[str, object],
 ) -> None:
     with pytest.raises(UnknownModel, match=r"^quantization_config: got "):
-        weights_dtype({**LLAMA_8B, "quantization_config": quantization})
+        stored({"quantization_config": quantization})
 
 
 def shaped(**changes: object) -> ModelShape:
@@ -352,6 +372,11 @@ def test_dense_layers_are_the_first_the_listed_and_those_between() -> None:
     assert dense(first_k_dense_replace=4) == 4
 
 
+def stored(said: Mapping[str, object]) -> StoredWeights:
+    config = {name: value for name, value in LLAMA_8B.items() if name != "torch_dtype"}
+    return stored_weights({**config, **said}, from_config(LLAMA_8B, name="mine"))
+
+
 def quantized(method: str, **more: object) -> dict[str, object]:
     return {"quantization_config": {"quant_method": method, **more}}
 
@@ -370,8 +395,8 @@ def compressed(bits: int, number: str, **more: object) -> dict[str, object]:
         (quantized("fp8"), Dtype.FP8),
         (quantized("awq", bits=4), Dtype.INT4),
         (quantized("gptq", bits=8), Dtype.INT8),
-        (quantized("mxfp4"), Dtype.FP4),
-        (quantized("modelopt", quant_algo="NVFP4"), Dtype.FP4),
+        (quantized("mxfp4"), Dtype.BF16),  # which has routed experts in 4 bits, and here are none
+        (quantized("modelopt", quant_algo="NVFP4", exclude_modules=[]), Dtype.FP4),
         (compressed(8, "int"), Dtype.INT8),
         (compressed(8, "float"), Dtype.FP8),
         (compressed(4, "float", format="nvfp4-pack-quantized"), Dtype.FP4),
@@ -382,7 +407,7 @@ def compressed(bits: int, number: str, **more: object) -> dict[str, object]:
     ],
 )
 def test_a_config_says_how_weights_are_stored(said: dict[str, object], dtype: Dtype) -> None:
-    assert weights_dtype(said) is dtype
+    assert stored(said).dtype is dtype
 
 
 # --------------------------------------------------------------------------- names

@@ -6,42 +6,58 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton.domain.errors import UnknownModel
+from baton.perf.hardware.accelerators import Dtype
 from baton.perf.model.config_json import from_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 _TOLERANCE = 0.02
 """Of weights. Norms and biases, which a shape leaves out, are less."""
-_MIN_RIGHT = 75
+_MIN_RIGHT = 85
 """Architectures that a shape describes; others are refused."""
+_MIN_KV_RIGHT = 60
+_HYBRIDS = Path(__file__).with_name("hybrid_configs.json")
+_NOT_BUILT = frozenset({"XiaomiMiMo/MiMo-V2-Flash"})
+"""Transformers reads other keys than those that its authors publish."""
 _PROGRAM = """
 import json, sys, warnings
 warnings.filterwarnings("ignore")
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+given = json.loads(sys.argv[1])
+for name in sorted(given or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
     try:
-        config = CONFIG_MAPPING[name]()
+        text = given.get(name) or {"model_type": name}
+        text = {**text.get("text_config", text)}
+        kind = text.pop("model_type")
+        kind = {"minimax_m3": "minimax_m3_vl_text"}.get(kind, kind)
+        config = CONFIG_MAPPING[kind](**text)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except Exception:  # its defaults describe no model
         continue
     sizes = {id(weights): weights.numel() for weights in model.parameters()}
+    projected = sum(
+        getattr(module, "out_features", 0)
+        for path, module in model.named_modules()
+        if path.endswith((".self_attn.k_proj", ".self_attn.v_proj")) and "encoder" not in path
+    )
     row = {"name": name, "parameters": sum(sizes.values()), "config": config.to_dict()}
+    row["projected"] = projected
     sys.stdout.write(json.dumps(row, default=str) + "\\n")
 """
 
 
-@pytest.fixture(scope="module")
-def architectures() -> list[dict[str, Any]]:
-    """Each architecture that transformers builds from its default configuration, without memory."""
+def built(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each model that transformers builds without memory, of the given or of all defaults."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
+        [sys.executable, "-c", _PROGRAM, json.dumps(given)],
         env=os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
@@ -49,6 +65,11 @@ def architectures() -> list[dict[str, Any]]:
         check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def architectures() -> list[dict[str, Any]]:
+    return built({})
 
 
 def test_no_architecture_is_answered_wrongly(architectures: list[dict[str, Any]]) -> None:
@@ -65,3 +86,31 @@ def test_no_architecture_is_answered_wrongly(architectures: list[dict[str, Any]]
             wrong[row["name"]] = f"{shape.parameters:,} parameters, expected {row['parameters']:,}"
     assert wrong == {}
     assert len(right) >= _MIN_RIGHT, right
+
+
+def test_no_kv_cache_is_answered_wrongly(architectures: list[dict[str, Any]]) -> None:
+    """Where keys and values have projections of their own, their outputs are what is kept."""
+    right, wrong = [], {}
+    for row in architectures:
+        try:
+            shape = from_config(row["config"], name=row["name"])
+        except UnknownModel:
+            continue
+        if shape.latent is not None or not row["projected"]:
+            continue
+        kv_numbers = shape.kv_token_bytes(Dtype.BF16) / 2
+        if kv_numbers == row["projected"]:
+            right.append(row["name"])
+        else:
+            wrong[row["name"]] = f"{kv_numbers:,} numbers, expected {row['projected']:,}"
+    assert wrong == {}
+    assert len(right) >= _MIN_KV_RIGHT, right
+
+
+def test_hybrids_have_the_parameters_of_their_modules() -> None:
+    configs = json.loads(_HYBRIDS.read_text(encoding="utf-8"))
+    found = {row["name"]: row["parameters"] for row in built(configs)}
+    assert set(configs) - set(found) <= _NOT_BUILT
+    for name in set(found) - _NOT_BUILT:
+        parameters = from_config(configs[name], name=name).parameters
+        assert parameters == pytest.approx(found[name], rel=0.01), name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,19 +36,18 @@ def read_model(model: str, *, weights: Dtype | None = None, kv: Dtype | None = N
     Raises:
         UnknownModel: neither a config nor a known name, or an incomplete config.
     """
-    from baton.config.derive.model_files import read_model_config
+    from baton.config.derive.model_files import read_published
     from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
-    from baton.perf.model.config_json import from_config, kv_dtype
     from baton.perf.model.known_models import dtype_hint, find_shape
 
     path = Path(model)
     if path.is_dir():
         path /= "config.json"
     if path.is_file():
-        config = read_model_config(path)
-        shape = from_config(config, name=str(path))
-        published = _published_dtype(config, is_needed=weights is None)
-        kv = kv or kv_dtype(config)
+        shape, published, published_kv = read_published(
+            path, name=str(path), needs_weights=weights is None
+        )
+        kv = kv or published_kv
     elif path.suffix == ".json" or path.is_absolute():
         raise UnknownModel(f"{path.parent} has no {path.name}", _REMEDY)
     else:
@@ -58,18 +56,6 @@ def read_model(model: str, *, weights: Dtype | None = None, kv: Dtype | None = N
     weights = weights or published or Dtype.BF16
     is_wide = DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16]
     return StoredModel(shape, weights, kv or (weights if is_wide else Dtype.BF16), published)
-
-
-def _published_dtype(config: Mapping[str, object], *, is_needed: bool) -> Dtype | None:
-    """Type of the weights; None if it is unknown and not needed."""
-    from baton.perf.model.config_json import weights_dtype
-
-    try:
-        return weights_dtype(config)
-    except UnknownModel:
-        if is_needed:
-            raise
-        return None
 
 
 def parse_dtype(text: str, option: str) -> Dtype | None:

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from baton.domain.errors import UnknownModel
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.model.config_json import from_config
+from baton.perf.model.quantization import kv_dtype, stored_weights
+from baton.perf.model.shape import ModelShape
 
 _CONFIG: Final = "config.json"
 _QUANTIZATION: Final = "hf_quant_config.json"
 """Of NVIDIA's ModelOpt. vLLM reads it where `config.json` has no `quantization_config`."""
 _REMEDY = "give the config.json that came with the weights"
+
+
+class PublishedModel(NamedTuple):
+    """A model as its files describe it."""
+
+    shape: ModelShape
+    weights: Dtype | None
+    """Type of most weights; None if it is not known and was not needed."""
+    kv: Dtype | None
+    """Type of the KV cache that its quantization asks for; None if it does not."""
 
 
 def read_model_config(path: Path) -> Mapping[str, object]:
@@ -32,6 +47,24 @@ def read_model_config(path: Path) -> Mapping[str, object]:
     if not isinstance(quantization, Mapping):
         raise UnknownModel(f"{beside}: got no object 'quantization', expected one", _REMEDY)
     return {**config, "quantization_config": {"quant_method": "modelopt", **quantization}}
+
+
+def read_published(path: Path, *, name: str, needs_weights: bool = True) -> PublishedModel:
+    """The model that a `config.json`, or that of a folder, describes; errors mention `name`.
+
+    Raises:
+        UnknownModel: there is none, it is not supported, or its quantization is not known although
+            that is needed.
+    """
+    config = read_model_config(path)
+    shape = from_config(config, name=name)
+    try:
+        stored = stored_weights(config, shape)
+    except UnknownModel:
+        if needs_weights:
+            raise
+        return PublishedModel(shape, None, kv_dtype(config))
+    return PublishedModel(replace(shape, stored=stored), stored.dtype, kv_dtype(config))
 
 
 def _read_object(file: Path) -> Mapping[str, object]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import assert_never
 
 from baton.config.derive.effective_options import batch_limits
-from baton.config.derive.model_files import read_model_config
+from baton.config.derive.model_files import read_published
 from baton.config.derive.options import (
     autoscaler_options,
     coordinator_limits,
@@ -38,7 +38,6 @@ from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.domain.errors import ConfigInvalid, InsufficientMemory, UnknownAccelerator, UnknownModel
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.hardware.catalogue import find_accelerator
-from baton.perf.model.config_json import from_config, weights_dtype
 from baton.perf.model.engine_defaults import (
     BLOCK_SIZE_TOKENS,
     GPU_MEMORY_UTILIZATION,
@@ -433,5 +432,5 @@ def load_shape(source: str, config_file: Path | None = None) -> _SourceShape:
         config_file = file
     if config_file is None:
         return _SourceShape(shape=find_shape(source), weights=dtype_hint(source))
-    config = read_model_config(config_file)
-    return _SourceShape(shape=from_config(config, name=source), weights=weights_dtype(config))
+    shape, weights, _ = read_published(config_file, name=source)
+    return _SourceShape(shape=shape, weights=weights)

@@ -1,139 +1,41 @@
-"""Reads a model's shape from its Hugging Face `config.json`, whose keys differ among families."""
+"""Reads a model's shape from its Hugging Face `config.json`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
 
-from baton.domain.errors import UnknownModel
-from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.shape import Experts, LatentAttention, ModelShape
+from baton.perf.model.config_keys import ENCODERS, ConfigKeys
+from baton.perf.model.layers import (
+    Attention,
+    Experts,
+    Indexer,
+    LatentAttention,
+    Layer,
+    StateMixer,
+    delta_attention,
+    gated_delta_net,
+    mamba_1,
+    mamba_2,
+    short_convolution,
+)
+from baton.perf.model.shape import ModelShape
 
-_NOT_GATED = frozenset(
-    {
-        "gpt2",
-        "gpt_bigcode",
-        "gptj",
-        "gpt_neo",
-        "codegen",
-        "gpt_neox",
-        "opt",
-        "bloom",
-        "falcon",
-        "RefinedWeb",
-    }
-    | {"RefinedWebModel", "mpt", "phi", "starcoder2", "nemotron", "arcee", "apertus"}
-)
-"""Model types whose feed-forward has two matrices."""
-_DEFAULT_FFN_4X = frozenset(
-    {
-        "gpt2",
-        "gpt_bigcode",
-        "gptj",
-        "gpt_neo",
-        "codegen",
-        "bloom",
-        "falcon",
-        "RefinedWeb",
-        "RefinedWebModel",
-    }
-    | {"mpt"}
-)
-"""Model types whose feed-forward width defaults to four times the hidden size."""
-_TIED_BY_DEFAULT = frozenset(
-    {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "opt", "falcon", "RefinedWeb", "RefinedWebModel"}
-    | {"mpt", "gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "starcoder2"}
-)
-"""Model types whose configuration classes in Hugging Face transformers default to tied embeddings
-(`tie_word_embeddings`)."""
-_UNSUPPORTED_MODEL_TYPES = frozenset(
-    {"mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "qwen3_next", "recurrent_gemma"}
-    | {"granitemoehybrid", "falcon_h1", "zamba", "zamba2", "nemotron_h", "plamo2", "minimax"}
-    | {"t5", "mt5", "umt5", "bart", "mbart", "whisper", "bert", "roberta", "deberta", "lfm2"}
-    | {"jetmoe"}
-)
-"""Model types with layers other than attention, or that are not decoders."""
-_DEFAULTS: Mapping[str, Mapping[str, int]] = {
-    "gemma3_text": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "vocab_size": 262_208,
-    },
-}
-"""Keys that smaller models of a family omit; the defaults of its configuration class."""
+_MAMBA_RANK_DIVISOR: Final = 16
+"""Of the hidden size, where `mamba_dt_rank` is "auto"."""
+_FULL_ATTENTION: Final = frozenset({"full_attention", "attention", "*"})
+_NAS_FFN_MULTIPLE: Final = 256
+"""Source: `_find_multiple` of vLLM 0.32's `models/nemotron_nas.py`."""
 
-_ATTENTION_TYPES = frozenset(
-    {"full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention"}
-    | {"indexed_attention"}
-)
-"""Of `layer_types`; others keep a state instead of keys and values, or none."""
-_OTHER_LAYERS: Mapping[str, str] = {
-    "linear_attn_config": "linear attention",
-    "linear_num_key_heads": "linear attention",
-    "full_attention_interval": "linear attention",
-    "layer_group_size": "linear attention",
-    "conv_L_cache": "convolutions",
-    "conv_dim": "convolutions",
-    "ssm_cfg": "a state-space model",
-    "hybrid_override_pattern": "a state-space model",
-    "attn_layer_period": "a state-space model",
-    "block_configs": "layers of different shapes",
-    "compress_ratios": "attention to compressed keys",
-    "sparse_attention_config": "sparse attention with keys of its own",
-    "global_head_dim": "layers with heads of different sizes",
-    "attn_output_gate": "gated attention",
-    "per_layer_config": "layers of different shapes",
-    "hidden_size_per_layer_input": "embeddings of each layer",
-    "num_kv_shared_layers": "layers that share keys and values",
-    "use_double_wide_mlp": "layers of different shapes",
-    "attention_k_eq_v": "keys that are values",
-    "depth_decoder_config": "a second decoder",
-    "H_cycles": "layers that run several times",
-}
-"""Keys of structures that a shape cannot describe."""
-_PERIODS = frozenset(
-    {"full_attention_interval", "layer_group_size", "attn_layer_period", "H_cycles"}
-)
-_ENCODER_KEYS = ("type_vocab_size", "attention_probs_dropout_prob")
-"""Keys of BERT and its descendants."""
-_OTHER_LAYER_PREFIXES: Mapping[str, str] = {
-    "mamba_": "a state-space model",
-    "ssm_": "a state-space model",
-    "rwkv": "a recurrent network",
-}
-_ENCODERS: Mapping[str, str] = {
-    "vision_config": "the vision encoder",
-    "audio_config": "the audio encoder",
-}
-"""Keys of encoders beside the language model."""
-_OFTEN_NOT_GATED = frozenset({"relu2", "xielu"})
-"""Activations of feed-forwards with and without a gate: the model type decides."""
-_GATED_THOUGH = frozenset({"bitnet"})
-_REMEDY = "give the shape of a similar model with attention in every layer"
 
-_DTYPE_BY_QUANTIZATION = {
-    "fp8": Dtype.FP8,
-    "fp8_pb_wo": Dtype.FP8,
-    "fp8_per_channel_per_token": Dtype.FP8,
-    "w4a16_awq": Dtype.INT4,
-    "w4a8_awq": Dtype.INT4,
-    "fbgemm_fp8": Dtype.FP8,
-    "fp4": Dtype.FP4,
-    "mxfp4": Dtype.FP4,
-    "nvfp4": Dtype.FP4,
-    "modelopt_fp4": Dtype.FP4,
-    "awq": Dtype.INT4,
-    "gptq": Dtype.INT4,
-    "int4": Dtype.INT4,
-    "int8": Dtype.INT8,
-}
-_DTYPE_BY_TORCH_NAME = {
-    "float32": Dtype.FP32,
-    "float": Dtype.FP32,
-    "bfloat16": Dtype.BF16,
-    "float16": Dtype.FP16,
-    "half": Dtype.FP16,
-}
+class _Hybrid(NamedTuple):
+    """A family whose layers differ."""
+
+    read: Callable[[ConfigKeys, ModelShape], Sequence[Layer]]
+    """Each layer, from the keys and the shape of a model whose layers are alike."""
+    understood: tuple[str, ...]
+    """Keys, prefixes of keys and types of layers that `read` interprets."""
 
 
 def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
@@ -142,393 +44,478 @@ def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
     Raises:
         UnknownModel: a key is missing or invalid, or the architecture is not supported.
     """
-    config_json = _ConfigJson(config, name)
-    hidden = config_json.count("hidden_size", "n_embd", "d_model")
-    heads = config_json.count("num_attention_heads", "n_head", "n_heads", "num_heads")
-    layers = config_json.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    latent = _latent(config_json)
-    window_tokens, windowed_layers = config_json.window_layout(layers)
-    head_dim = latent.nope_dim + latent.rope_dim if latent else config_json.head_dim(hidden, heads)
+    keys = ConfigKeys(config, name)
+    hybrid = _HYBRIDS.get(keys.model_type)
+    keys.check_structure(hybrid.understood if hybrid else ())
+    shape = _uniform(keys, name)
+    if hybrid is None:
+        _check_heads(keys, shape)
+        return shape
+    kinds: dict[Layer, int] = {}
+    order = [kinds.setdefault(layer, len(kinds)) for layer in hybrid.read(keys, shape)]
+    attention = next((layer.attention for layer in kinds if layer.attention), None)
+    if attention is None:
+        keys.refuse("layer_types", "no layer with attention", "at least one")
+    return replace(
+        shape,
+        layers=len(order),
+        kv_heads=attention.kv_heads,
+        ffn_width=max(layer.ffn_width for layer in kinds),
+        experts=next((layer.experts for layer in kinds if layer.experts), None),
+        kinds=tuple(kinds),
+        order=tuple(order),
+    )
+
+
+def _uniform(keys: ConfigKeys, name: str) -> ModelShape:
+    hidden = keys.count("hidden_size", "n_embd", "d_model")
+    heads = keys.count("num_attention_heads", "n_head", "n_heads", "num_heads")
+    layers = _layer_count(keys)
+    latent, indexer, experts = _latent(keys), _indexer(keys), _experts(keys, layers)
+    window_tokens, windowed_layers = keys.window_layout(layers)
     return ModelShape(
         name=name,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=1 if latent else config_json.kv_heads(heads),
-        head_dim=head_dim,
-        ffn_width=config_json.ffn_width(hidden),
-        vocab=config_json.count("vocab_size", "padded_vocab_size"),
-        gated_ffn=config_json.gated_ffn,
-        tied_embeddings=config_json.tied_embeddings,
+        kv_heads=1 if latent else keys.kv_heads(heads),
+        head_dim=latent.nope_dim + latent.rope_dim if latent else keys.head_dim(hidden, heads),
+        ffn_width=_ffn_width(keys, hidden, experts),
+        vocab=keys.count("vocab_size", "padded_vocab_size"),
+        gated_ffn=keys.gated_ffn,
+        tied_embeddings=keys.tied_embeddings,
         latent=latent,
-        indexer_dim=config_json.optional_count("index_head_dim") if latent else None,
-        indexer_layers=config_json.indexer_layers(layers) if latent else None,
-        experts=_experts(config_json, layers),
+        indexer=indexer if latent else None,
+        indexer_layers=keys.indexer_layers(layers) if latent and indexer else None,
+        experts=experts,
         window_tokens=window_tokens,
         windowed_layers=windowed_layers,
-        max_len_tokens=config_json.max_len_tokens,
-        left_out=tuple(part for key, part in _ENCODERS.items() if config.get(key)),
+        max_len_tokens=keys.max_len_tokens,
+        left_out=tuple(part for key, part in ENCODERS.items() if keys.has_part(key)),
     )
 
 
-def weights_dtype(config: Mapping[str, object]) -> Dtype:
-    """Storage type of most weights, according to a `config.json`."""
-    return _ConfigJson(config, "").weights_dtype
+def _check_heads(keys: ConfigKeys, shape: ModelShape) -> None:
+    """Refuse keys and values that are not those of equal heads."""
+    if shape.latent is not None:
+        return
+    value_dim = keys.optional_count("v_head_dim")
+    if value_dim not in {None, shape.head_dim}:
+        keys.refuse("v_head_dim", f"{value_dim}", f"the keys' {shape.head_dim}")
+    if keys.optional_count("index_head_dim"):
+        keys.refuse("index_head_dim", "keys that select tokens", "full or windowed attention")
 
 
-def kv_dtype(config: Mapping[str, object]) -> Dtype | None:
-    """Storage type of the KV cache that a quantized `config.json` asks for; None if it does not.
-
-    Source: `get_kv_cache_quant_algo_string` of vLLM 0.32's `utils/torch_utils.py`, and its
-    `Attention` layer for compressed-tensors.
-    """
-    return _ConfigJson(config, "").kv_dtype
+def _ffn_width(keys: ConfigKeys, hidden: int, experts: Experts | None) -> int:
+    """Of a layer without experts; 0 where each layer has its own, or none has any."""
+    if keys.value("block_configs") or (experts is not None and not experts.dense_layers):
+        return keys.optional_ffn_width(hidden) or 0
+    return keys.ffn_width(hidden)
 
 
-def _latent(config_json: _ConfigJson) -> LatentAttention | None:
-    if config_json.optional_count("kv_lora_rank") is None:
+def _layer_count(keys: ConfigKeys) -> int:
+    listed = keys.texts("layers_block_type")
+    return len(listed) or keys.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def _latent(keys: ConfigKeys) -> LatentAttention | None:
+    if keys.optional_count("kv_lora_rank") is None:
         return None
     return LatentAttention(
-        kv_rank=config_json.count("kv_lora_rank"),
-        rope_dim=config_json.count("qk_rope_head_dim"),
-        nope_dim=config_json.count("qk_nope_head_dim"),
-        value_dim=config_json.count("v_head_dim"),
-        query_rank=config_json.optional_count("q_lora_rank"),
+        kv_rank=keys.count("kv_lora_rank"),
+        rope_dim=keys.count("qk_rope_head_dim"),
+        nope_dim=keys.count("qk_nope_head_dim"),
+        value_dim=keys.count("v_head_dim"),
+        query_rank=keys.optional_count("q_lora_rank"),
     )
 
 
-def _experts(config_json: _ConfigJson, layers: int) -> Experts | None:
-    count = config_json.optional_count(
+def _indexer(keys: ConfigKeys) -> Indexer | None:
+    dim = keys.optional_count("index_head_dim")
+    return None if dim is None else Indexer(dim=dim, heads=keys.count("index_n_heads"))
+
+
+def _experts(keys: ConfigKeys, layers: int) -> Experts | None:
+    count = keys.optional_count(
         "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"
     )
-    if count is None or count == 1 or not config_json.has_experts:
+    if count is None or count == 1 or not keys.has_experts:
         return None
-    active = config_json.count(
-        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"
+    active = keys.count(
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "experts_per_token",
+        "top_k_experts",
+        "moe_topk",
+        "moe_k",
     )
-    width = config_json.count("moe_intermediate_size", "expert_hidden_size", "intermediate_size")
+    width = keys.count("moe_intermediate_size", "expert_hidden_size", "intermediate_size")
     return Experts(
         count=count,
         active=active,
         width=width,
-        shared=config_json.shared_experts(width),
-        dense_layers=config_json.dense_layers(layers),
+        shared=keys.shared_experts(width),
+        dense_layers=keys.dense_layers(layers),
+        latent=keys.optional_count("moe_latent_size"),
     )
 
 
-class _ConfigJson:
-    """One file, or its part for the language model."""
+# --------------------------------------------------------------------------- states
 
-    __slots__ = ("_config", "_defaults", "_name", "_root")
 
-    def __init__(self, config: Mapping[str, object], name: str) -> None:
-        self._root = config
-        self._name = name
-        nested = next(
-            (
-                config[key]
-                for key in ("text_config", "llm_config", "language_config")
-                if key in config
-            ),
-            None,
+def _gated_delta_net(keys: ConfigKeys, hidden: int) -> StateMixer:
+    return gated_delta_net(
+        hidden,
+        key_heads=keys.count("linear_num_key_heads"),
+        value_heads=keys.count("linear_num_value_heads"),
+        key_dim=keys.count("linear_key_head_dim"),
+        value_dim=keys.count("linear_value_head_dim"),
+        kernel=keys.count("linear_conv_kernel_dim"),
+        is_fp32=keys.value("mamba_ssm_dtype") == "float32",
+    )
+
+
+def _delta_attention(keys: ConfigKeys, hidden: int) -> StateMixer:
+    linear = keys.value("linear_attn_config")
+    linear = linear if isinstance(linear, Mapping) else {}
+    heads, head_dim, kernel = (
+        value if isinstance(value := linear.get(key), int) else keys.count(flat_key)
+        for key, flat_key in (
+            ("num_heads", "linear_num_heads"),
+            ("head_dim", "linear_head_dim"),
+            ("short_conv_kernel_size", "linear_conv_kernel_dim"),
         )
-        self._config: Mapping[str, object] = nested if isinstance(nested, Mapping) else config
-        self._defaults = _DEFAULTS.get(self.model_type, {})
-        if self.model_type in _UNSUPPORTED_MODEL_TYPES:
-            raise UnknownModel(
-                f"{name}: got model_type {self.model_type!r}, expected a decoder whose layers all"
-                " have attention",
-                _REMEDY,
-            )
-        self._check_structure()
+    )
+    return delta_attention(hidden, heads=heads, head_dim=head_dim, kernel=kernel)
 
-    def _check_structure(self) -> None:
-        """Refuse a structure that a shape cannot describe, by its keys rather than its name."""
-        types = self._config.get("layer_types")
-        if isinstance(types, Sequence) and not isinstance(types, str):
-            for other in sorted({str(type_) for type_ in types} - _ATTENTION_TYPES):
-                self._refuse("layer_types", other)
-        kinds = self._config.get("attn_type_list")  # 1: attention, 0: linear attention
-        if isinstance(kinds, Sequence) and not all(kinds):
-            self._refuse("attn_type_list", "linear attention")
-        if self._root.get("is_encoder_decoder") is True:
-            self._refuse("is_encoder_decoder", "an encoder")
-        for key in _ENCODER_KEYS:
-            if self._config.get(key) is not None:
-                self._refuse(key, "an encoder")
-        for key, value in self._config.items():
-            # `True` equals 1, which as a period means every layer.
-            is_used = value and (value is True or value != 1 or key not in _PERIODS)
-            if is_used and (reason := _other_layers(key)) is not None:
-                self._refuse(key, reason)
 
-    def _refuse(self, key: str, got: str) -> None:
-        raise UnknownModel(
-            f"{self._name}: its config has {key!r}: got {got}, expected layers of full or windowed"
-            " attention with heads of one size",
-            _REMEDY,
+def _mamba_2(keys: ConfigKeys, hidden: int) -> StateMixer:
+    """The width is a number of heads of a size, or a multiple of the hidden size."""
+    heads = keys.count("mamba_num_heads", "mamba_n_heads")
+    if (head_dim := keys.optional_count("mamba_head_dim")) is None:
+        width = keys.optional_count("mamba_d_ssm")
+        head_dim = (width or (keys.optional_count("mamba_expand") or 2) * hidden) // heads
+    # vLLM's `NemotronHForCausalLMConfig` has this default; other families have the model's 16 bits.
+    default = "float32" if keys.model_type == "nemotron_h" else None
+    return mamba_2(
+        hidden,
+        heads=heads,
+        head_dim=head_dim,
+        groups=keys.count("n_groups", "mamba_n_groups"),
+        state_size=keys.count("ssm_state_size", "mamba_d_state"),
+        kernel=keys.count("conv_kernel", "mamba_d_conv"),
+        is_fp32=(keys.value("mamba_ssm_cache_dtype") or default) == "float32",
+    )
+
+
+def _mamba_1(keys: ConfigKeys, hidden: int) -> StateMixer:
+    rank = keys.value("mamba_dt_rank")
+    return mamba_1(
+        hidden,
+        width=keys.count("mamba_expand") * hidden,
+        rank=rank if isinstance(rank, int) else -(-hidden // _MAMBA_RANK_DIVISOR),
+        state_size=keys.count("mamba_d_state"),
+        kernel=keys.count("mamba_d_conv"),
+    )
+
+
+# --------------------------------------------------------------------------- families
+
+
+def _attention(shape: ModelShape, *, gated: bool = False) -> Attention:
+    return Attention(
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        latent=shape.latent,
+        indexer=shape.indexer,
+        gated=gated,
+    )
+
+
+def _feed_forward(shape: ModelShape, position: int) -> Layer:
+    """The part after attention of a layer; those without experts come first."""
+    if shape.experts is None or position < shape.experts.dense_layers:
+        return Layer(ffn_width=shape.ffn_width)
+    return Layer(experts=shape.experts)
+
+
+def _mixed(
+    shape: ModelShape, types: Sequence[str], attention: Attention, state: StateMixer
+) -> Sequence[Layer]:
+    """Attention or a state, then a feed-forward, in each layer."""
+    return [
+        replace(_feed_forward(shape, position), attention=attention)
+        if type_ in _FULL_ATTENTION
+        else replace(_feed_forward(shape, position), state=state)
+        for position, type_ in enumerate(types)
+    ]
+
+
+def _qwen(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Qwen3-Next and Qwen3.5."""
+    period = keys.optional_count("full_attention_interval") or 4
+    types = keys.texts("layer_types") or [
+        "full_attention" if (position + 1) % period == 0 else "linear_attention"
+        for position in range(shape.layers)
+    ]
+    gated = keys.value("attn_output_gate") is not False
+    attention = _attention(shape, gated=gated)
+    return _mixed(shape, types, attention, _gated_delta_net(keys, shape.hidden))
+
+
+def _kimi_linear(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    linear = keys.value("linear_attn_config")
+    listed = linear.get("kda_layers") if isinstance(linear, Mapping) else None
+    types: Sequence[str] = keys.texts("layer_types")
+    if isinstance(listed, Sequence):  # counted from 1
+        types = [
+            "linear_attention" if position + 1 in listed else "full_attention"
+            for position in range(shape.layers)
+        ]
+    return _mixed(shape, types, _attention(shape), _delta_attention(keys, shape.hidden))
+
+
+def _convolutions(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """LFM2, whose width of the feed-forward is a default's share (`block_auto_adjust_ff_dim`)."""
+    width = shape.ffn_width
+    if keys.value("block_auto_adjust_ff_dim"):
+        factor, multiple = (
+            keys.value("block_ffn_dim_multiplier"),
+            keys.count("block_multiple_of"),
         )
+        width = int(2 * width / 3)
+        width = int(factor * width) if isinstance(factor, int | float) else width
+        width = -(-width // multiple) * multiple
+    attention_ids = keys.value("full_attn_idxs")
+    types: Sequence[str] = keys.texts("layer_types")
+    if not types and isinstance(attention_ids, Sequence):
+        types = [
+            "full_attention" if position in attention_ids else "conv"
+            for position in range(shape.layers)
+        ]
+    state = short_convolution(shape.hidden, kernel=keys.count("conv_L_cache"))
+    return _mixed(replace(shape, ffn_width=width), types, _attention(shape), state)
 
-    @property
-    def model_type(self) -> str:
-        """The architecture's name in `transformers`; empty when it is absent."""
-        return str(self._config.get("model_type") or self._root.get("model_type") or "")
 
-    def count(self, *names: str) -> int:
-        """The first of these keys that is present.
+def _bamba(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    attention_ids = keys.value("attn_layer_indices")
+    attention_ids = attention_ids if isinstance(attention_ids, Sequence) else ()
+    types = (
+        keys.texts("layers_block_type")
+        or keys.texts("layer_types")
+        or [
+            "attention" if position in attention_ids else "mamba"
+            for position in range(shape.layers)
+        ]
+    )
+    return _mixed(shape, types, _attention(shape), _mamba_2(keys, shape.hidden))
 
-        Raises:
-            UnknownModel: no key is present, or the value is not a positive integer.
-        """
-        value = self.optional_count(*names)
-        if value is None:
-            others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
-            raise UnknownModel(
-                f"{self._name}: its config has no {names[0]!r}{others}",
-                "give the shape of a similar model that is known by name",
+
+def _granite(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Granite 4: a shared expert in each layer, and routed experts in some models."""
+    shared = keys.count("shared_intermediate_size")
+    experts = shape.experts and replace(shape.experts, shared=0, shared_width=shared)
+    shape = replace(shape, ffn_width=shared, experts=experts)
+    types = keys.texts("layer_types") or keys.texts("layers_block_type")
+    return _mixed(shape, types, _attention(shape), _mamba_2(keys, shape.hidden))
+
+
+def _falcon_h1(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Attention and a state beside each other in each layer."""
+    state = _mamba_2(keys, shape.hidden)
+    layer = Layer(attention=_attention(shape), state=state, ffn_width=shape.ffn_width)
+    return [layer] * shape.layers
+
+
+def _jamba(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Attention and experts each in every n-th layer."""
+    attention, state = _attention(shape), _mamba_1(keys, shape.hidden)
+    layers = []
+    for position in range(shape.layers):
+        has_experts = shape.experts and _is_in_period(keys, "expert_layer", position)
+        has_attention = _is_in_period(keys, "attn_layer", position)
+        layers.append(
+            Layer(
+                attention=attention if has_attention else None,
+                state=None if has_attention else state,
+                ffn_width=0 if has_experts else shape.ffn_width,
+                experts=shape.experts if has_experts else None,
             )
-        return value
-
-    def optional_count(self, *names: str) -> int | None:
-        """`count`, but None when no key is present, or its value is null or 0."""
-        for key in names:
-            value = self._config.get(key, self._defaults.get(key))
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise UnknownModel(
-                    f"{self._name}: its config has {key!r}: got {value!r},"
-                    " expected a whole number above 0",
-                    "use the config.json that came with the weights",
-                )
-            return value or None
-        return None
-
-    # ------------------------------------------------------------------ attention
-
-    def kv_heads(self, heads: int) -> int:
-        """Heads of keys and values; defaults to the number of query heads."""
-        if self.model_type in {"falcon", "RefinedWeb", "RefinedWebModel", "gpt_bigcode"}:
-            return self._multi_query_heads(heads)
-        keys = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
-        return self.optional_count(*keys) or heads
-
-    def _multi_query_heads(self, heads: int) -> int:
-        """Falcon and BigCode: a switch means one head, unless the newer key states a count."""
-        is_grouped = self._config.get("new_decoder_architecture") or self.model_type == "RefinedWeb"
-        if is_grouped:
-            return self.optional_count("num_kv_heads", "n_head_kv") or heads
-        return 1 if self._config.get("multi_query", True) else heads
-
-    def head_dim(self, hidden: int, heads: int) -> int:
-        """Of one head."""
-        value = self.optional_count("head_dim", "kv_channels")
-        if value is None and hidden % heads:
-            raise UnknownModel(
-                f"{self._name}: a hidden size of {hidden} cannot be split among {heads} heads"
-                " and its config has no 'head_dim'",
-                "use the config.json that came with the weights",
-            )
-        return value or hidden // heads
-
-    def window_layout(self, layers: int) -> tuple[int | None, int]:
-        """Tokens of the window, and the number of layers that have it."""
-        window = self.optional_count("sliding_window", "attention_chunk_size")
-        is_used = self._config.get("use_sliding_window", not self._is_qwen())
-        if window is None or not is_used:
-            return None, 0
-        windowed = self._windowed_layers(layers)
-        return (window, windowed) if windowed else (None, 0)
-
-    def _windowed_layers(self, layers: int) -> int:
-        types = self._config.get("layer_types")
-        if isinstance(types, Sequence) and not isinstance(types, str):
-            return sum(type_ in {"sliding_attention", "chunked_attention"} for type_ in types)
-        no_rope = self._config.get("no_rope_layers")
-        if isinstance(no_rope, Sequence) and no_rope:
-            return sum(1 for item in no_rope if item)
-        period = self.optional_count("sliding_window_pattern") or _WINDOW_PERIODS.get(
-            self.model_type
         )
-        if period is not None:
-            return layers - layers // period
-        from_layer = self.optional_count("max_window_layers") if self._is_qwen() else None
-        return max(0, layers - from_layer) if from_layer is not None else layers
+    return layers
 
-    def _is_qwen(self) -> bool:
-        return self.model_type.startswith("qwen")
 
-    def indexer_layers(self, layers: int) -> int | None:
-        """Layers with an indexer of their own; None if all have one.
+def _is_in_period(keys: ConfigKeys, name: str, position: int) -> bool:
+    offset = keys.optional_count(f"{name}_offset") or 0
+    return position % keys.count(f"{name}_period") == offset
 
-        Source: `DeepseekV2MLAAttention` of vLLM 0.32, `models/deepseek_v2.py`.
-        """
-        period = self.optional_count("index_topk_freq") or 1
-        pattern = self._config.get("index_topk_pattern")
-        if isinstance(pattern, str) and pattern:
-            return layers - pattern.count("S")
-        if period == 1:
-            return None
-        offset = self.optional_count("index_skip_topk_offset") or 2
-        return sum(max(layer - offset + 1, 0) % period == 0 for layer in range(layers))
 
-    # ------------------------------------------------------------------ feed-forward
+def _nemotron_h(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """One of attention, a state, a feed-forward or experts in each layer."""
+    pattern = keys.value("hybrid_override_pattern")
+    types = keys.texts("layers_block_type") or keys.texts("layer_types")
+    types = types or (list(pattern) if isinstance(pattern, str) else [])
+    experts = shape.experts
+    if experts is not None:
+        width = keys.optional_count("moe_shared_expert_intermediate_size") or experts.width
+        count = keys.optional_count("n_shared_experts") or 0
+        experts = replace(experts, shared=0, shared_width=width * count)
+    state = Layer(state=_mamba_2(keys, shape.hidden))
+    feed_forward, mixture = Layer(ffn_width=shape.ffn_width), Layer(experts=experts)
+    kinds = dict.fromkeys(_FULL_ATTENTION, Layer(attention=_attention(shape)))
+    kinds |= dict.fromkeys(("mamba", "linear_attention", "M"), state)
+    kinds |= dict.fromkeys(("mlp", "-"), feed_forward)
+    kinds |= dict.fromkeys(("moe", "E"), mixture) if experts else {}
+    for type_ in types:
+        if type_ not in kinds:
+            keys.refuse("hybrid_override_pattern", type_, "attention, mamba, mlp or moe")
+    return [kinds[type_] for type_ in types]
 
-    def ffn_width(self, hidden: int) -> int:
-        """Of a layer without experts; Llama 4 has its own key for it."""
-        if self.model_type == "mpt":
-            return hidden * (self.optional_count("expansion_ratio") or 4)
-        names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "feed_forward_dim")
-        dense_width = self.optional_count("intermediate_size_mlp")
-        if dense_width is not None:
-            return dense_width
-        if self.model_type in _DEFAULT_FFN_4X:
-            return self.optional_count(*names) or 4 * hidden
-        return self.count(*names)
 
-    @property
-    def gated_ffn(self) -> bool:
-        """Whether the feed-forward has a gate."""
-        if self.model_type in _NOT_GATED:
-            return False
-        activation = self._config.get("hidden_act")
-        if activation in _OFTEN_NOT_GATED and self.model_type not in _GATED_THOUGH:
-            raise UnknownModel(
-                f"{self._name}: its config has 'hidden_act': got {activation!r}, expected a model"
-                " type of which it is known whether the feed-forward has a gate",
-                "give the shape of a similar model that is known by name",
+def _gemma_4(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Layers without a window have heads of another size; experts are beside a feed-forward."""
+    windowed = replace(_attention(shape), window_tokens=shape.window_tokens)
+    full = replace(
+        _attention(shape),
+        head_dim=keys.optional_count("global_head_dim") or shape.head_dim,
+        kv_heads=keys.optional_count("num_global_key_value_heads") or shape.kv_heads,
+        keys_are_values=bool(keys.value("attention_k_eq_v")),
+    )
+    has_experts = bool(keys.value("enable_moe_block"))
+    rest = Layer(ffn_width=shape.ffn_width, experts=shape.experts if has_experts else None)
+    return [
+        replace(rest, attention=windowed if type_ == "sliding_attention" else full)
+        for type_ in keys.texts("layer_types")
+    ]
+
+
+def _nemotron_nas(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Layers from a search: each has its own numbers of heads and width, or lacks a part.
+
+    Source: `DeciLMDecoderLayer` of vLLM 0.32's `models/nemotron_nas.py`.
+    """
+    blocks = keys.value("block_configs")
+    blocks = blocks if isinstance(blocks, Sequence) else ()
+    layers = []
+    for block in blocks:
+        attention, ffn = _block_part(keys, block, "attention"), _block_part(keys, block, "ffn")
+        group, width = attention.get("n_heads_in_group"), ffn.get("intermediate_size")
+        if isinstance(factor := ffn.get("ffn_mult"), int | float):
+            width = -(-int(2 * factor * shape.hidden / 3) // _NAS_FFN_MULTIPLE) * _NAS_FFN_MULTIPLE
+        has_ffn, has_attention = not ffn.get("no_op"), not attention.get("no_op")
+        if (has_ffn and not isinstance(width, int)) or (
+            has_attention and not (isinstance(group, int) and group > 0)
+        ):
+            keys.refuse("block_configs", f"{block}", "heads in a group and a width")
+        kv_heads = shape.heads // group if isinstance(group, int) else 0
+        layers.append(
+            Layer(
+                attention=replace(_attention(shape), kv_heads=kv_heads) if has_attention else None,
+                ffn_width=width if has_ffn and isinstance(width, int) else 0,
             )
-        return True
-
-    @property
-    def has_experts(self) -> bool:
-        """Whether a switch for experts, where there is one, is on."""
-        return self._config.get("is_moe") is not False
-
-    def shared_experts(self, width: int) -> int:
-        """Experts that every token passes through, in widths of a routed expert."""
-        total = self.optional_count("shared_expert_intermediate_size")
-        if total is not None:
-            return max(1, round(total / width))
-        if self.model_type.startswith("llama4"):
-            return 1
-        keys = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-        return self.optional_count(*keys) or 0
-
-    def dense_layers(self, layers: int) -> int:
-        """Layers without experts: the first n, all but each n-th, or a list."""
-        for key, dense_value in (("moe_layer_freq", 0), ("mlp_layer_types", "dense")):
-            kinds = self._config.get(key)
-            if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
-                return sum(kind == dense_value for kind in kinds)
-        if (start := self._config.get("moe_layer_start_index")) is not None:
-            return layers - self._listed_expert_layers(start, layers)
-        dense_layer_ids = self._config.get("mlp_only_layers")
-        dense = self.optional_count("first_k_dense_replace", "num_dense_layers") or 0
-        dense += len(dense_layer_ids) if isinstance(dense_layer_ids, Sequence) else 0
-        sparse_period = self.optional_count("decoder_sparse_step", "moe_layer_freq") or 1
-        sparse_period = self.optional_count("interleave_moe_layer_step") or sparse_period
-        return min(layers, dense + (layers - dense) - (layers - dense) // sparse_period)
-
-    def _listed_expert_layers(self, start: object, layers: int) -> int:
-        """Layers with experts from a first to a last index, each n-th (ERNIE 4.5)."""
-        end = self._config.get("moe_layer_end_index", -1)
-        if not isinstance(start, int) or not isinstance(end, int):
-            raise UnknownModel(
-                f"{self._name}: its config has 'moe_layer_start_index': got {start!r} to {end!r},"
-                " expected two numbers",
-                _REMEDY,
-            )
-        last = layers - 1 if end < 0 else min(end, layers - 1)
-        period = self.optional_count("moe_layer_interval") or 1
-        return sum((layer + 1) % period == 0 for layer in range(start, last + 1))
-
-    # ------------------------------------------------------------------ the rest
-
-    @property
-    def tied_embeddings(self) -> bool:
-        """Whether the embeddings are also the output matrix."""
-        for config in (self._config, self._root):
-            value = config.get("tie_word_embeddings")
-            if isinstance(value, bool):
-                return value
-        return self.model_type in _TIED_BY_DEFAULT
-
-    @property
-    def max_len_tokens(self) -> int:
-        """The most tokens of prompt and output together."""
-        names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-        return self.optional_count(*names) or _DEFAULT_MAX_LEN
-
-    @property
-    def kv_dtype(self) -> Dtype | None:
-        """Storage type of the KV cache, if the quantization has one."""
-        quantized = self._config.get("quantization_config", self._root.get("quantization_config"))
-        if not isinstance(quantized, Mapping):
-            return None
-        scheme = quantized.get("kv_cache_scheme")
-        if isinstance(scheme, Mapping) and scheme.get("type") == "float":
-            return _DTYPE_BY_QUANTIZATION.get(f"fp{scheme.get('num_bits')}")
-        return _DTYPE_BY_QUANTIZATION.get(str(quantized.get("kv_cache_quant_algo")).lower())
-
-    @property
-    def weights_dtype(self) -> Dtype:
-        """Storage type of most weights."""
-        quantized = self._config.get("quantization_config", self._root.get("quantization_config"))
-        if isinstance(quantized, Mapping):
-            return _quantized_dtype(quantized)
-        for config in (self._config, self._root):
-            dtype_name = config.get("torch_dtype", config.get("dtype"))
-            if dtype_name is not None:
-                return _DTYPE_BY_TORCH_NAME.get(str(dtype_name), Dtype.BF16)
-        return Dtype.BF16
+        )
+    return layers
 
 
-_WINDOW_PERIODS: Mapping[str, int] = {
-    "gemma2": 2,
-    "gpt_oss": 2,
-    "llama4_text": 4,
-    "cohere2": 4,
-    "gemma3": 6,
-    "gemma3_text": 6,
+def _block_part(keys: ConfigKeys, block: object, name: str) -> Mapping[str, object]:
+    part = block.get(name) if isinstance(block, Mapping) else None
+    if not isinstance(part, Mapping):
+        keys.refuse("block_configs", f"{block}", f"objects with {name!r}")
+    for key in ("replace_with_linear", "window_length", "sparsify", "num_sink_tokens"):
+        if part.get(key):
+            keys.refuse("block_configs", key, "full attention and feed-forwards")
+    return part
+
+
+def _minimax_m3(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Sparse attention, in all but some layers, selects tokens by a key of 16 bits.
+
+    Source: `MiniMaxM3SparseAttention` and `MiniMaxM3IndexerCache` of vLLM 0.32.
+    """
+    sparse = keys.value("sparse_attention_config")
+    sparse = sparse if isinstance(sparse, Mapping) else {}
+    dim, heads = sparse.get("sparse_index_dim"), sparse.get("sparse_num_index_heads")
+    listed = sparse.get("sparse_attention_freq")
+    used = list(listed) if isinstance(listed, Sequence) else []
+    used = used or [type_ == "minimax_m3_sparse" for type_ in keys.texts("layer_types")]
+    indexer = Indexer(
+        dim=dim if isinstance(dim, int) else keys.count("index_head_dim"),
+        heads=heads if isinstance(heads, int) else keys.count("index_n_heads"),
+        is_plain=True,
+    )
+    plain = _attention(shape)
+    selecting = replace(plain, indexer=indexer)
+    return [
+        replace(_feed_forward(shape, position), attention=selecting if is_used else plain)
+        for position, is_used in enumerate(used)
+    ]
+
+
+def _mimo_v2(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Windowed layers have heads of their own; values are narrower than keys.
+
+    Source: `MiMoV2DecoderLayer` of vLLM 0.32.
+    """
+    full = replace(_attention(shape), value_dim=keys.optional_count("v_head_dim"))
+    windowed = Attention(
+        heads=keys.count("swa_num_attention_heads"),
+        kv_heads=keys.count("swa_num_key_value_heads"),
+        head_dim=keys.count("swa_head_dim"),
+        value_dim=keys.optional_count("swa_v_head_dim"),
+        window_tokens=keys.count("sliding_window_size", "sliding_window"),
+    )
+    pattern = keys.value("hybrid_layer_pattern")  # 1: windowed
+    is_windowed = list(pattern) if isinstance(pattern, Sequence) else []
+    is_windowed = is_windowed or [
+        type_ == "sliding_attention" for type_ in keys.texts("layer_types")
+    ]
+    return [
+        replace(_feed_forward(shape, position), attention=windowed if own else full)
+        for position, own in enumerate(is_windowed)
+    ]
+
+
+def _minicpm_3(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Latent attention of which vLLM keeps the heads (`MiniCPM3Attention`)."""
+    del keys
+    attention = replace(_attention(shape), kv_heads=shape.heads, keeps_heads=True)
+    return [Layer(attention=attention, ffn_width=shape.ffn_width)] * shape.layers
+
+
+_QWEN: Final = ("full_attention_interval", "attn_output_gate", "mamba_ssm_dtype")
+_MAMBA: Final = ("mamba", "linear_attention", "attention", "layer_types")
+_HYBRIDS: Mapping[str, _Hybrid] = {
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        _Hybrid(
+            _qwen,
+            ("linear_", "linear_attention", *_QWEN),
+        ),
+    ),
+    "kimi_linear": _Hybrid(_kimi_linear, ("linear_", "linear_attention")),
+    **dict.fromkeys(
+        ("lfm2", "lfm2_moe"), _Hybrid(_convolutions, ("conv", "full_attn_idxs", "conv_"))
+    ),
+    "bamba": _Hybrid(_bamba, (*_MAMBA, "attn_layer_indices")),
+    "granitemoehybrid": _Hybrid(_granite, _MAMBA),
+    "falcon_h1": _Hybrid(_falcon_h1, (*_MAMBA, "hybrid", "parallel")),
+    "jamba": _Hybrid(_jamba, (*_MAMBA, "attn_layer_")),
+    "nemotron_h": _Hybrid(
+        _nemotron_h,
+        (*_MAMBA, "moe", "mlp", "ssm_state_size", "hybrid_override_pattern", "layers_block_type"),
+    ),
+    "gemma4_text": _Hybrid(
+        _gemma_4, ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v")
+    ),
+    "nemotron-nas": _Hybrid(_nemotron_nas, ("block_configs",)),
+    **dict.fromkeys(
+        ("minimax_m3", "minimax_m3_text", "minimax_m3_vl_text"),
+        _Hybrid(_minimax_m3, ("sparse_attention_config", "minimax_m3_sparse", "index_")),
+    ),
+    **dict.fromkeys(
+        ("mimo_v2_flash", "mimo_v2"), _Hybrid(_mimo_v2, ("swa_", "hybrid_layer_pattern"))
+    ),
+    "minicpm3": _Hybrid(_minicpm_3, ()),
 }
-"""Every n-th layer attends to all tokens, where older configs do not list layers."""
-_INTEGER_DTYPE_BY_BITS: Mapping[int, Dtype] = {4: Dtype.INT4, 8: Dtype.INT8}
-"""Of weights that are packed as integers."""
-_DEFAULT_MAX_LEN = 2048
-"""Training length of models without a key for it (BLOOM, early Falcon)."""
-
-
-def _other_layers(key: str) -> str | None:
-    """The kind of layers other than attention that a key configures; None if it does not."""
-    for prefix, reason in _OTHER_LAYER_PREFIXES.items():
-        if key.startswith(prefix):
-            return reason
-    return _OTHER_LAYERS.get(key)
-
-
-def _quantized_dtype(quantized: Mapping[str, object]) -> Dtype:
-    method = str(quantized.get("quant_method", "")).lower()
-    algorithm = str(quantized.get("quant_algo", "")).lower()
-    bits = quantized.get("bits", quantized.get("w_bit"))
-    for flag, flag_bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):  # bitsandbytes
-        bits = flag_bits if quantized.get(flag) else bits
-    if isinstance(bits, int) and bits in _INTEGER_DTYPE_BY_BITS:
-        return _INTEGER_DTYPE_BY_BITS[bits]
-    for scheme in (algorithm, method):
-        if bits is None and scheme in _DTYPE_BY_QUANTIZATION:
-            return _DTYPE_BY_QUANTIZATION[scheme]
-    groups = quantized.get("config_groups")
-    first_group = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first_group.get("weights") if isinstance(first_group, Mapping) else None
-    if isinstance(weights, Mapping):
-        kind = "fp" if weights.get("type") == "float" else "int"
-        scheme = f"{kind}{weights.get('num_bits')}"
-        if scheme in _DTYPE_BY_QUANTIZATION:
-            return _DTYPE_BY_QUANTIZATION[scheme]
-    got = ", ".join(filter(None, (method, algorithm, f"{bits} bits" if bits else "")))
-    raise UnknownModel(
-        f"quantization_config: got {got or 'no method'}, expected one of"
-        f" {', '.join(sorted(_DTYPE_BY_QUANTIZATION))}, or 4 or 8 bits",
-        "say how the weights are stored, as '--dtype int4'",
-    )
+"""By the type of the language model."""

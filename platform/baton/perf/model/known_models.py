@@ -13,7 +13,10 @@ from types import MappingProxyType
 
 from baton.domain.errors import UnknownModel
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.shape import Experts, LatentAttention, ModelShape
+from baton.perf.model.config_json import from_config
+from baton.perf.model.layers import Experts, Indexer, LatentAttention
+from baton.perf.model.quantization import experts_only_weights
+from baton.perf.model.shape import ModelShape
 
 _IGNORED_NAME_PARTS = frozenset(
     {"instruct", "chat", "hf", "it", "base", "pt", "meta", "dynamic", "block", "quantized", "text"}
@@ -197,6 +200,41 @@ def _qwen() -> Iterator[ModelShape]:
         yield from _with_experts(_experts(*experts), _rows(151_936, full))
 
 
+def _qwen_hybrid() -> Iterator[ModelShape]:
+    """Each fourth layer has attention; the others keep a state."""
+    common = {
+        "model_type": "qwen3_5_text",
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 256 * _K,
+        "vocab_size": 248_320,
+    }
+    names = (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "linear_num_value_heads",
+        "intermediate_size",
+    )
+    expert_names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    for models, row, mixture in (
+        (("Qwen3.5-27B", "Qwen3.6-27B"), (64, 5120, 24, 4, 48, 17_408), ()),
+        (("Qwen3.5-35B-A3B", "Qwen3.6-35B-A3B"), (40, 2048, 16, 2, 32), (256, 8, 512)),
+        (("Qwen3.5-122B-A10B",), (48, 3072, 32, 2, 64), (256, 8, 1024)),
+        (("Qwen3.5-397B-A17B",), (60, 4096, 32, 2, 64), (512, 10, 1024)),
+    ):
+        experts = dict(zip(expert_names, mixture, strict=False))
+        shared = {"shared_expert_intermediate_size": mixture[-1]} if mixture else {}
+        text = {**common, **dict(zip(names, row, strict=False)), **experts, **shared}
+        for model in models:
+            yield from_config({"text_config": text, "vision_config": True}, name="Qwen/" + model)
+
+
 def _experts(count: int, active: int, width: int, shared: int) -> Experts:
     return Experts(count=count, active=active, width=width, shared=shared)
 
@@ -223,7 +261,7 @@ def _mistral() -> Iterator[ModelShape]:
     yield from _with_experts(_experts(8, 2, 16_384, 0), _rows(32_000, eight_of_22))
 
 
-_INDEXER_DIMS = {"deepseek-ai/DeepSeek-V3.2": 128}
+_INDEXERS = {"deepseek-ai/DeepSeek-V3.2": Indexer(dim=128, heads=64)}
 
 
 def _deepseek() -> Iterator[ModelShape]:
@@ -265,8 +303,8 @@ def _deepseek() -> Iterator[ModelShape]:
         for name in names:
             full = (org + name, layers, hidden, heads, 1, 192, ffn_width, kilotokens * _K)
             shapes = _with_latent_attention(query_rank, _with_experts(mixture, _rows(vocab, full)))
-            indexer_dim = _INDEXER_DIMS.get(org + name)
-            yield from (replace(shape, indexer_dim=indexer_dim) for shape in shapes)
+            indexer = _INDEXERS.get(org + name)
+            yield from (replace(shape, indexer=indexer) for shape in shapes)
 
 
 def _openai() -> Iterator[ModelShape]:
@@ -400,7 +438,12 @@ def _others() -> Iterator[ModelShape]:
     ):
         full = (name, 78, 6144, 64, 1, 256, 12_288, max_len_tokens)
         yield from (
-            replace(shape, latent=latent, indexer_dim=128, indexer_layers=indexer_layers)
+            replace(
+                shape,
+                latent=latent,
+                indexer=Indexer(dim=128, heads=32),
+                indexer_layers=indexer_layers,
+            )
             for shape in _with_experts(experts, _rows(154_880, full))
         )
 
@@ -409,6 +452,7 @@ _FAMILIES = (
     _llama,
     _qwen,
     _qwen_before_2,
+    _qwen_hybrid,
     _mistral,
     _deepseek,
     _openai,
@@ -418,8 +462,19 @@ _FAMILIES = (
     _others,
 )
 
+_EXPERTS_ONLY = ("openai/gpt-oss", "moonshotai/Kimi-K2.5")
+"""Starts of ids of models of which only the routed experts are quantized."""
+
+
+def _as_stored(shape: ModelShape) -> ModelShape:
+    if not shape.name.startswith(_EXPERTS_ONLY):
+        return shape
+    dtype = next(own for start, own in _STORED_AS.items() if shape.name.startswith(start))
+    return replace(shape, stored=experts_only_weights(dtype, shape))
+
+
 KNOWN_MODELS: Mapping[str, ModelShape] = MappingProxyType(
-    {shape.name: shape for family in _FAMILIES for shape in family()}
+    {shape.name: _as_stored(shape) for family in _FAMILIES for shape in family()}
 )
 """By hub id."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from baton.perf.model.layers import Attention, Layer, Part
 from baton.perf.model.shape import ModelShape
 
 
@@ -28,54 +29,84 @@ class LayerKernels:
 
 
 def layer_kinds(shape: ModelShape, tp: int) -> tuple[LayerKernels, ...]:
-    """The dense layers and the layers with experts, where the model has any."""
-    experts = shape.experts
-    attention = attention_matrices(shape, tp)
-    attention_elements = 8 * shape.hidden + sum(matrix.outputs for matrix in attention)
-    dense_layers = shape.layers if experts is None else experts.dense_layers
-    kinds = []
-    if dense_layers:
-        ffn = _feed_forward(shape, shape.ffn_width, tp)
-        elements = attention_elements + 2 * ffn[0].outputs
-        kinds.append(
-            LayerKernels(layers=dense_layers, matrices=(*attention, *ffn), elements=elements)
-        )
-    if experts is not None and shape.layers > dense_layers:
-        shared = _feed_forward(shape, experts.shared * experts.width, tp) if experts.shared else ()
-        routed = _feed_forward(shape, experts.width, tp)
-        expert_elements = 2 * (experts.active + experts.shared) * routed[0].outputs
-        kinds.append(
-            LayerKernels(
-                layers=shape.layers - dense_layers,
-                matrices=(*attention, *shared, Matrix(inputs=shape.hidden, outputs=experts.count)),
-                expert_matrices=routed,
-                elements=attention_elements + expert_elements + 2 * experts.active * shape.hidden,
-            )
-        )
-    return tuple(kinds)
+    """Kinds of layers by their products, dense layers first where the model has any."""
+    kinds: dict[LayerKernels, int] = {}
+    for layer, count in shape.layer_counts().items():
+        kernels = _kernels(shape, layer, tp)
+        kinds[kernels] = kinds.get(kernels, 0) + count
+    return tuple(replace(kernels, layers=count) for kernels, count in kinds.items())
 
 
-def attention_matrices(shape: ModelShape, tp: int) -> tuple[Matrix, ...]:
+def _kernels(shape: ModelShape, layer: Layer, tp: int) -> LayerKernels:
+    """Of one layer."""
+    mixer: list[Matrix] = []
+    if layer.attention is not None:
+        mixer += attention_matrices(layer.attention, shape.hidden, tp)
+    if layer.state is not None:
+        mixer += _state_matrices(layer, tp)
+    elements = 8 * shape.hidden + sum(matrix.outputs for matrix in mixer)
+    matrices = list(mixer)
+    routed: tuple[Matrix, ...] = ()
+    if layer.ffn_width:
+        ffn = _feed_forward(shape, shape.hidden, layer.ffn_width, tp)
+        matrices += ffn
+        elements += 2 * ffn[0].outputs
+    if (experts := layer.experts) is not None:
+        if shared_width := experts.all_shared_width:
+            matrices += _feed_forward(shape, shape.hidden, shared_width, tp)
+        seen = experts.latent or shape.hidden
+        if experts.latent is not None:
+            matrices += _latent_projections(shape.hidden, seen)
+        matrices.append(Matrix(inputs=shape.hidden, outputs=experts.count))
+        routed = _feed_forward(shape, seen, experts.width, tp)
+        used = experts.active + experts.all_shared_width / experts.width
+        elements += round(2 * used * routed[0].outputs) + 2 * experts.active * seen
+    return LayerKernels(
+        layers=1, matrices=tuple(matrices), expert_matrices=tuple(routed), elements=elements
+    )
+
+
+def attention_matrices(attention: Attention, hidden: int, tp: int) -> tuple[Matrix, ...]:
     """Projections to queries, keys and values, and from the heads.
 
     Each device has a copy of KV heads that are fewer than devices, and of MLA's down-projections.
     """
-    hidden, heads = shape.hidden, per_device(shape.heads, tp)
-    latent = shape.latent
+    heads, latent = per_device(attention.heads, tp), attention.latent
     if latent is None:
-        kv_heads = per_device(shape.kv_heads, tp)
-        return (
-            Matrix(inputs=hidden, outputs=(heads + 2 * kv_heads) * shape.head_dim),
-            Matrix(inputs=heads * shape.head_dim, outputs=hidden),
+        kv_heads = per_device(attention.kv_heads, tp)
+        values = attention.value_dim or attention.head_dim
+        outputs = ((2 if attention.gated else 1) * heads + kv_heads) * attention.head_dim
+        outputs += 0 if attention.keys_are_values else kv_heads * values
+        products: tuple[Matrix, ...] = (
+            Matrix(inputs=hidden, outputs=outputs),
+            Matrix(inputs=heads * values, outputs=hidden),
         )
-    query = heads * (latent.nope_dim + latent.rope_dim)
-    compressed = latent.kv_rank + latent.rope_dim + (latent.query_rank or 0)
-    return (
-        Matrix(inputs=hidden, outputs=compressed),
-        Matrix(inputs=latent.query_rank or hidden, outputs=query),
-        Matrix(inputs=latent.kv_rank, outputs=heads * (latent.nope_dim + latent.value_dim)),
-        Matrix(inputs=heads * latent.value_dim, outputs=hidden),
+    else:
+        query = heads * (latent.nope_dim + latent.rope_dim)
+        compressed = latent.kv_rank + latent.rope_dim + (latent.query_rank or 0)
+        products = (
+            Matrix(inputs=hidden, outputs=compressed),
+            Matrix(inputs=latent.query_rank or hidden, outputs=query),
+            Matrix(inputs=latent.kv_rank, outputs=heads * (latent.nope_dim + latent.value_dim)),
+            Matrix(inputs=heads * latent.value_dim, outputs=hidden),
+        )
+    copied = (
+        Matrix(inputs=module.inputs, outputs=module.outputs)
+        for module in attention.modules(hidden)
+        if module.part is Part.INDEXER
     )
+    return (*products, *copied)
+
+
+def _state_matrices(layer: Layer, tp: int) -> list[Matrix]:
+    """Those from the hidden state are split by outputs, those to it by inputs."""
+    matrices = layer.state.matrices if layer.state else ()
+    return [
+        Matrix(inputs=per_device(module.inputs, tp), outputs=module.outputs)
+        if module.name.endswith(("out_proj", "o_proj"))
+        else Matrix(inputs=module.inputs, outputs=per_device(module.outputs, tp))
+        for module in matrices
+    ]
 
 
 def per_device(count: int, tp: int) -> int:
@@ -83,9 +114,14 @@ def per_device(count: int, tp: int) -> int:
     return max(1, -(-count // tp))
 
 
-def _feed_forward(shape: ModelShape, width: int, tp: int) -> tuple[Matrix, Matrix]:
+def _latent_projections(hidden: int, latent: int) -> tuple[Matrix, Matrix]:
+    """To and from the narrower input of routed experts; each device has them."""
+    return Matrix(inputs=hidden, outputs=latent), Matrix(inputs=latent, outputs=hidden)
+
+
+def _feed_forward(shape: ModelShape, inputs: int, width: int, tp: int) -> tuple[Matrix, Matrix]:
     device_width = max(1, -(-width // tp))
     return (
-        Matrix(inputs=shape.hidden, outputs=(2 if shape.gated_ffn else 1) * device_width),
-        Matrix(inputs=device_width, outputs=shape.hidden),
+        Matrix(inputs=inputs, outputs=(2 if shape.gated_ffn else 1) * device_width),
+        Matrix(inputs=device_width, outputs=inputs),
     )

@@ -9,12 +9,14 @@ The pipeline stage with room for the fewest tokens decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from baton.domain.errors import InsufficientMemory
 from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
+from baton.perf.model.layers import Attention, Layer, Part, StoredWeights
 from baton.perf.model.shape import ModelShape
+from baton.perf.model.weight_formats import uniform_weights
 
 _VISIBLE_FRACTION = 0.988
 """Share of the memory that programs see; the driver keeps the rest. Source: PyTorch reports 79.2 of
@@ -28,13 +30,9 @@ _MANY_COLLECTIVES_BYTES = 392 * 2.0**20
 MIN_KV_TOKENS = 2048
 """An engine with fewer tokens can serve hardly any prompt."""
 _MAX_DEVICES = 128
-STORED_BYTES: dict[Dtype, float] = {
-    **DTYPE_BYTES,
-    Dtype.INT4: 0.5 + (2 + 0.5) / 128,
-    Dtype.FP4: 0.5 + 1 / 16,
-}
-"""Of a weight with its share of scales. Source: AWQ (2306.00978), groups of 128 with a scale of 16
-and a zero point of 4 bits; NVFP4, groups of 16 with a scale of 8 bits (MXFP4: 32)."""
+_UNBOUNDED_TOKENS = 2**62
+_COPIED_PARTS = frozenset({Part.ROUTER, Part.INDEXER, Part.EXPERT_LATENT})
+"""Each device has them whole."""
 _SAMPLER_BYTES = 24
 """Per logit while sampling: logits in 32 bits, sorted logits, their 64-bit indices, probabilities,
 cumulative sum. Source: the tensors alive in vLLM's `v1/sample/ops/topk_topp_sampler.py`."""
@@ -70,9 +68,14 @@ class ModelSplit:
 
         KV heads must divide the number of devices, or be divisible by it.
         """
-        heads = self.shape.heads % self.tp == 0
-        smaller, larger = sorted((self.shape.kv_heads, self.tp))
-        return heads and larger % smaller == 0 and self.pp <= self.shape.layers
+        if self.shape.heads % self.tp or self.pp > self.shape.layers:
+            return False
+        attentions = (layer.attention for layer in self.shape.layer_counts())
+        return all(
+            max(attention.kv_heads, self.tp) % min(attention.kv_heads, self.tp) == 0
+            for attention in attentions
+            if attention
+        )
 
     def stage_layers(self) -> tuple[int, ...]:
         """Layers of each stage; the remainder goes to the stages before the last."""
@@ -85,47 +88,52 @@ class ModelSplit:
     # ------------------------------------------------------------------ weights
 
     def stage_weights_bytes(self, stage: int, weights: Dtype) -> float:
-        """Per device of a stage; embeddings and output have at least 16 bits."""
+        """Per device of a stage: as published where that is mostly `weights`, else all in that.
+
+        Embeddings, output and routers have at least 16 bits in the latter case.
+        """
+        stored = self.shape.stored
+        if stored is None or stored.dtype is not weights:
+            stored = uniform_weights(weights)
+        layers_bytes = sum(
+            count * self._layer_bytes(layer, stored)
+            for layer, count in self._stage_counts(stage).items()
+        )
+        table_parameters = self.shape.output_parameters / self.tp
+        is_last = stage == self.pp - 1
+        has_embedding = stage == 0
+        has_output = is_last and not (has_embedding and self.shape.tied_embeddings)
+        table_bytes = has_embedding * stored.bytes_by_part[Part.EMBEDDING]
+        table_bytes += has_output * stored.bytes_by_part[Part.OUTPUT]
+        return layers_bytes + table_parameters * table_bytes
+
+    def _stage_counts(self, stage: int) -> Mapping[Layer, int]:
         layers = self.stage_layers()
         first_layer = sum(layers[:stage])
-        parameters = self._layers_parameters(first_layer, first_layer + layers[stage])
-        table_parameters = self.shape.output_parameters / self.tp
-        table_count = (stage == 0) + (stage == self.pp - 1)
-        if self.pp == 1 and self.shape.tied_embeddings:
-            table_count = 1
-        table_dtype_bytes = max(STORED_BYTES[weights], DTYPE_BYTES[Dtype.BF16])
-        return (
-            parameters * STORED_BYTES[weights] + table_count * table_parameters * table_dtype_bytes
+        return self.shape.layer_counts(first_layer, first_layer + layers[stage])
+
+    def _layer_bytes(self, layer: Layer, stored: StoredWeights) -> float:
+        """Per device."""
+        return sum(
+            parameters * stored.bytes_by_part[part] * self._share(part, layer.attention)
+            for part, parameters in self.shape.part_parameters(layer).items()
         )
 
-    def _layers_parameters(self, first: int, end: int) -> float:
-        """Per device, for a range of layers; layers without experts come first."""
-        shape = self.shape
-        dense_layers = shape.layers - shape.expert_layers
-        dense = max(0, min(end, dense_layers) - first)
-        expert_layers = end - first - dense
-        return (
-            (end - first) * self.attention_parameters
-            + dense * shape.ffn_parameters / self.tp
-            + expert_layers * self._expert_layer_parameters
-        )
+    def _share(self, part: Part, attention: Attention | None) -> float:
+        """Of a part of a layer on one device."""
+        if part in _COPIED_PARTS:
+            return 1.0
+        if part is Part.KEY_VALUE and attention is not None:
+            return 1.0 if attention.latent else self._kv_share(attention)
+        return 1.0 / self.tp
 
     @property
     def attention_parameters(self) -> float:
-        """Per layer and device."""
+        """Per layer and device, without an indexer."""
         shape = self.shape
         key_value = shape.kv_projection_parameters
         sharded = shape.attention_parameters - key_value
-        return sharded / self.tp + key_value * self._kv_heads / shape.kv_heads
-
-    @property
-    def _expert_layer_parameters(self) -> float:
-        """Per device: experts are split like any feed-forward; each device has the router."""
-        experts = self.shape.experts
-        if experts is None:
-            return 0.0
-        expert_parameters = (experts.count + experts.shared) * self.shape.expert_parameters
-        return expert_parameters / self.tp + self.shape.hidden * experts.count
+        return sharded / self.tp + key_value * self.kv_share
 
     # ------------------------------------------------------------------ KV cache
 
@@ -138,9 +146,24 @@ class ModelSplit:
         """Share of a layer's keys and values on one device."""
         return self._kv_heads / self.shape.kv_heads
 
+    def _kv_share(self, attention: Attention) -> float:
+        return -(-attention.kv_heads // self.tp) / attention.kv_heads
+
     def stage_token_bytes(self, stage: int, kv: Dtype) -> float:
         """Of one token on one device of a stage; windowed layers count in full."""
-        return self.stage_layers()[stage] * self.shape.kv_layer_bytes(kv) * self.kv_share
+        return sum(
+            count * layer.attention.kv_bytes(kv) * self._kv_share(layer.attention)
+            for layer, count in self._stage_counts(stage).items()
+            if layer.attention
+        )
+
+    def stage_state_bytes(self, stage: int) -> float:
+        """Of one request's states on one device of a stage; heads of states are split."""
+        return sum(
+            count * layer.state.state_bytes / self.tp
+            for layer, count in self._stage_counts(stage).items()
+            if layer.state
+        )
 
     # ------------------------------------------------------------------ activations
 
@@ -186,8 +209,10 @@ class MemoryFit:
     """Left for the KV cache."""
     kv_token_bytes: float
     """Of one token on that device."""
+    state_bytes: float
+    """Of one request's states on that device; 0 for most models."""
     kv_tokens: int
-    """Of the whole replica; windowed layers count in full."""
+    """Of the whole replica, for one request; windowed layers count in full."""
 
     def kv_blocks(self, block_size_tokens: int) -> int:
         """Whole blocks of this size in the replica."""
@@ -196,12 +221,15 @@ class MemoryFit:
     def concurrent_requests(self, context_tokens: int) -> float:
         """Requests of `context_tokens` that the KV cache holds; may be a fraction.
 
-        Windowed layers keep only their window of each request.
+        Windowed layers keep only their window of each request, and each request has its states.
         """
         shape = self.split.shape
         unwindowed_bytes = shape.kv_token_bytes(self.kv_dtype) * context_tokens
-        window_factor = unwindowed_bytes / shape.kv_bytes(context_tokens, self.kv_dtype)
-        return self.kv_tokens / context_tokens * window_factor
+        request_factor = unwindowed_bytes / shape.request_bytes(context_tokens, self.kv_dtype)
+        tokens = self.kv_tokens
+        if self.state_bytes:
+            tokens = _tokens(self.kv_bytes, self.kv_token_bytes)
+        return tokens / context_tokens * request_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +305,7 @@ class MemoryModel:
         runtime_bytes = _RUNTIME_BYTES + _COLLECTIVES_BYTES.get(devices, _MANY_COLLECTIVES_BYTES)
         kv_bytes = usable_bytes - weights_bytes - activation_bytes - runtime_bytes
         token_bytes = split.stage_token_bytes(stage, self.kv_dtype)
+        state_bytes = split.stage_state_bytes(stage)
         return MemoryFit(
             split=split,
             kv_dtype=self.kv_dtype,
@@ -286,7 +315,8 @@ class MemoryModel:
             runtime_bytes=runtime_bytes,
             kv_bytes=kv_bytes,
             kv_token_bytes=token_bytes,
-            kv_tokens=math.floor(kv_bytes / token_bytes),
+            state_bytes=state_bytes,
+            kv_tokens=_tokens(kv_bytes - state_bytes, token_bytes),
         )
 
     # ------------------------------------------------------------------ when it does not fit
@@ -353,6 +383,13 @@ class MemoryModel:
             excess_bytes=over_bytes,
             min_parallelism=smallest,
         )
+
+
+def _tokens(kv_bytes: float, token_bytes: float) -> int:
+    """Whole tokens; no bound on a stage without keys and values, as long as its states fit."""
+    if token_bytes:
+        return math.floor(kv_bytes / token_bytes)
+    return _UNBOUNDED_TOKENS if kv_bytes >= 0 else 0
 
 
 def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is

@@ -1,52 +1,44 @@
 """Shape of a model, and resulting sizes of weights and KV cache.
 
-Parameters are those of the matrices. Biases, norms and learned positions are left out: below 1 % of
-the known models.
+Parameters are those of the matrices. Biases, norms, convolutions and learned positions are left
+out: below 1 % of the known models.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, assert_never
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
 
-from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.model.layers import (
+    Attention,
+    Experts,
+    Indexer,
+    LatentAttention,
+    Layer,
+    Module,
+    Part,
+    StoredWeights,
+)
 
-_FP32_BYTES: Final = 4
-_FP8_BLOCK: Final = 128
-"""Numbers of a latent or of an indexer's key that share a scale."""
-_FP4_BLOCK: Final = 16
-"""Numbers that share a scale of one byte."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention (DeepSeek): one compressed key-value per token for all heads."""
-
-    kv_rank: int
-    rope_dim: int
-    nope_dim: int
-    value_dim: int
-    query_rank: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
-    """A mixture of experts instead of the feed-forward part of a layer."""
-
-    count: int
-    active: int
-    """Chosen per token."""
-    width: int
-    """Of one expert's feed-forward."""
-    shared: int = 0
-    """Experts that every token passes through, in widths of one routed expert."""
-    dense_layers: int = 0
-    """Layers with a plain feed-forward instead."""
+_PAGE_TOKENS: Final = 16
+_LATENT_PAGE_TOKENS: Final = 128
+"""Multiples that attention kernels ask of a block of a model with states."""
+_GROUP_RATIO: Final = 1.5
+"""Up to this ratio, vLLM pads the rarer kind of layer to the number of the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder-only transformer."""
+    """A decoder-only model whose layers are alike, but for experts, windows and indexers.
+
+    A hybrid, whose layers differ more than that, lists its `kinds` of layers and their `order`;
+    `heads`, `kv_heads` and `head_dim` are then those of its attention, `ffn_width` the widest.
+    """
 
     name: str
     layers: int
@@ -61,17 +53,62 @@ class ModelShape:
     """Three matrices (gate, up, down) instead of two."""
     tied_embeddings: bool = False
     latent: LatentAttention | None = None
-    indexer_dim: int | None = None
-    """Of the keys that select tokens for sparse attention (DeepSeek-V3.2)."""
+    indexer: Indexer | None = None
     indexer_layers: int | None = None
-    """Layers with such keys, which others share (GLM-5.2); None: each has its own."""
+    """Layers with an indexer, which others share (GLM-5.2); None: each has its own."""
     experts: Experts | None = None
     window_tokens: int | None = None
     windowed_layers: int = 0
     """Layers that attend only to the last `window_tokens`."""
     max_len_tokens: int = 131_072
+    kinds: tuple[Layer, ...] = ()
+    order: tuple[int, ...] = ()
+    """The kind of each layer, by its position in `kinds`."""
+    stored: StoredWeights | None = field(default=None, compare=False)
+    """How the published weights are stored, where a config says so."""
     left_out: tuple[str, ...] = field(default=(), compare=False)
     """Parts of the model whose weights are not counted."""
+
+    def __post_init__(self) -> None:
+        if len(self.order) != (self.layers if self.kinds else 0):
+            raise ValueError(
+                f"{self.name}: got an order of {len(self.order)} layers, expected {self.layers}"
+            )
+
+    # ------------------------------------------------------------------ layers
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether layers differ by more than experts, windows and indexers."""
+        return bool(self.kinds)
+
+    def layer_counts(self, first: int = 0, end: int | None = None) -> Mapping[Layer, int]:
+        """Layers of each kind, of all or of a range; layers without experts come first."""
+        kinds, order = _layers_of(self)
+        counts = Counter(order[first:end])
+        return {kinds[position]: count for position, count in sorted(counts.items())}
+
+    def part_parameters(self, layer: Layer) -> Mapping[Part, int]:
+        """Parameters of a layer."""
+        return _part_parameters(layer, self.hidden, self.gated_ffn)
+
+    def modules(self) -> Iterator[tuple[int, Module]]:
+        """All matrices of all layers, each with the position of its layer."""
+        kinds, order = _layers_of(self)
+        by_kind = [tuple(kind.modules(self.hidden, gated=self.gated_ffn)) for kind in kinds]
+        for position, kind in enumerate(order):
+            for module in by_kind[kind]:
+                yield position, module
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that keep keys and values, of all tokens or of a window."""
+        return sum(count for layer, count in self.layer_counts().items() if layer.attention)
+
+    @property
+    def state_layers(self) -> int:
+        """Layers that keep a state of fixed size instead."""
+        return sum(count for layer, count in self.layer_counts().items() if layer.state)
 
     # ------------------------------------------------------------------ the parts of a layer
 
@@ -81,59 +118,56 @@ class ModelShape:
 
         With latent attention: both down-projections, copied to each device.
         """
-        if self.latent is None:
-            return 2 * self.hidden * self.kv_heads * self.head_dim
-        latent_width = self.latent.kv_rank + self.latent.rope_dim + (self.latent.query_rank or 0)
-        return self.hidden * latent_width
+        return self._attention_parts[Part.KEY_VALUE]
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer."""
-        if self.latent is None:
-            return 2 * self.hidden * self.heads * self.head_dim + self.kv_projection_parameters
-        latent = self.latent
-        query_from = latent.query_rank or self.hidden
-        query = query_from * self.heads * (latent.nope_dim + latent.rope_dim)
-        key_value = latent.kv_rank * self.heads * (latent.nope_dim + latent.value_dim)
-        output = self.heads * latent.value_dim * self.hidden
-        return self.kv_projection_parameters + query + key_value + output
+        """Of one layer, without an indexer."""
+        return self._attention_parts[Part.KEY_VALUE] + self._attention_parts[Part.ATTENTION]
+
+    @property
+    def _attention_parts(self) -> Mapping[Part, int]:
+        kinds, _ = _layers_of(self)
+        return self.part_parameters(next(kind for kind in kinds if kind.attention))
 
     @property
     def ffn_parameters(self) -> int:
         """Of one layer without experts."""
-        return self._ffn(self.ffn_width)
+        return (3 if self.gated_ffn else 2) * self.hidden * self.ffn_width
 
     @property
     def expert_parameters(self) -> int:
         """Of one expert of one layer; 0 without experts."""
-        return self._ffn(self.experts.width) if self.experts else 0
+        if self.experts is None:
+            return 0
+        seen = self.experts.latent or self.hidden
+        return (3 if self.gated_ffn else 2) * seen * self.experts.width
 
     @property
     def expert_layers(self) -> int:
         """Number of layers with experts."""
-        return self.layers - self.experts.dense_layers if self.experts else 0
-
-    def _ffn(self, width: int) -> int:
-        return (3 if self.gated_ffn else 2) * self.hidden * width
+        return sum(count for layer, count in self.layer_counts().items() if layer.experts)
 
     # ------------------------------------------------------------------ weights
 
     @property
     def common_layer_parameters(self) -> int:
         """Of all layers, without embeddings and routed experts: those that every token uses."""
-        dense_ffns = (self.layers - self.expert_layers) * self.ffn_parameters
-        expert_layer_parameters = 0
-        if self.experts:
-            per_layer = self.hidden * self.experts.count
-            per_layer += self.experts.shared * self.expert_parameters
-            expert_layer_parameters = self.expert_layers * per_layer
-        return self.layers * self.attention_parameters + dense_ffns + expert_layer_parameters
+        return self.layer_parameters - self.routed_parameters
+
+    @property
+    def routed_parameters(self) -> int:
+        """Of all routed experts of all layers."""
+        count = self.experts.count if self.experts else 0
+        return self._expert_parameters_of(count)
 
     @property
     def layer_parameters(self) -> int:
         """Of all layers with all experts, without embeddings and output."""
-        count = self.experts.count if self.experts else 0
-        return self.common_layer_parameters + self._expert_parameters_of(count)
+        return sum(
+            count * sum(self.part_parameters(layer).values())
+            for layer, count in self.layer_counts().items()
+        )
 
     @property
     def active_layer_parameters(self) -> int:
@@ -178,63 +212,117 @@ class ModelShape:
     def _expert_parameters_of(self, experts: float) -> int:
         return round(self.expert_layers * experts * self.expert_parameters)
 
-    # ------------------------------------------------------------------ KV cache
+    # ------------------------------------------------------------------ KV cache and states
 
     def kv_layer_bytes(self, dtype: Dtype) -> float:
-        """Bytes of one token in one layer, on average: keys and values, or their latent.
-
-        They include scales where each head of a token has its own (8 and 4 bits by integers, 4 by
-        floating point), and an indexer's keys in FP8. With an indexer, the rotary part has 16 bits
-        beside an FP8 latent and 8 beside an FP4 latent.
-
-        Source: 2 x heads x dimension for grouped queries (2305.13245); DeepSeek-V2 (2405.04434),
-        §2.1.3: d_c + d_rope. vLLM 0.32's specs: `MLAAttention.get_kv_cache_spec` (656 and 352 bytes
-        for 512 + 64), `DeepseekV32IndexerCache` (132 for 128), `TritonAttentionBackend` and
-        `FlashInferBackend.customize_spec`.
-        """
-        if self.latent is None:
-            head_bytes = self.head_dim * DTYPE_BYTES[dtype] + _scale_bytes(self.head_dim, dtype)
-            return 2 * self.kv_heads * head_bytes
-        rank, rope = self.latent.kv_rank, self.latent.rope_dim
-        if self.indexer_dim is None:
-            return (rank + rope) * DTYPE_BYTES[dtype]
-        indexer_bytes: float = self.indexer_dim + _FP32_BYTES * (self.indexer_dim // _FP8_BLOCK)
-        if self.indexer_layers is not None:
-            indexer_bytes *= self.indexer_layers / self.layers
-        match dtype:
-            case Dtype.FP8:
-                latent_bytes = (
-                    rank + _FP32_BYTES * (rank // _FP8_BLOCK) + rope * DTYPE_BYTES[Dtype.BF16]
-                )
-            case Dtype.FP4:
-                latent_bytes = rank * DTYPE_BYTES[dtype] + _scale_bytes(rank, dtype) + rope
-            case _:
-                latent_bytes = (rank + rope) * DTYPE_BYTES[dtype]
-        return latent_bytes + indexer_bytes
+        """Bytes of one token in one layer with attention, on average; see `Attention.kv_bytes`."""
+        return self.kv_token_bytes(dtype) / self.attention_layers
 
     def kv_token_bytes(self, dtype: Dtype) -> float:
         """Bytes of one token in all layers and on all devices, each value counted once.
 
         Windowed layers count in full; see `kv_bytes`.
         """
-        return self.layers * self.kv_layer_bytes(dtype)
+        return sum(
+            count * layer.attention.kv_bytes(dtype)
+            for layer, count in self.layer_counts().items()
+            if layer.attention
+        )
 
     def kv_bytes(self, tokens: int, dtype: Dtype) -> float:
         """Bytes of one request of `tokens`; windowed layers keep only their window."""
-        layer_tokens = self.layers * tokens
-        if self.window_tokens is not None:
-            layer_tokens -= self.windowed_layers * max(0, tokens - self.window_tokens)
-        return layer_tokens * self.kv_layer_bytes(dtype)
+        kv_bytes = 0.0
+        for layer, count in self.layer_counts().items():
+            if (attention := layer.attention) is not None:
+                kept_tokens = min(tokens, attention.window_tokens or tokens)
+                kv_bytes += count * kept_tokens * attention.kv_bytes(dtype)
+        return kv_bytes
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one request's states in all layers and on all devices; 0 for most models."""
+        return sum(
+            count * layer.state.state_bytes
+            for layer, count in self.layer_counts().items()
+            if layer.state
+        )
 
-def _scale_bytes(values: int, dtype: Dtype) -> float:
-    """Scales of `values` numbers of one head and token."""
-    match dtype:
-        case Dtype.INT8 | Dtype.INT4:
-            return _FP32_BYTES
-        case Dtype.FP4:
-            return values / _FP4_BLOCK
-        case Dtype.FP32 | Dtype.BF16 | Dtype.FP16 | Dtype.FP8:
+    def state_block_tokens(self, dtype: Dtype) -> int:
+        """Tokens of a block of the KV cache that is as large as one layer's state; 0 without.
+
+        Source: `align_hybrid_block_size` of vLLM 0.32's `platforms/interface.py`.
+        """
+        layers = self.layer_counts()
+        state_bytes = max((layer.state.state_bytes for layer in layers if layer.state), default=0)
+        if not state_bytes:
             return 0
-        case _:
-            assert_never(dtype)
+        step_tokens = _LATENT_PAGE_TOKENS if self.latent else _PAGE_TOKENS
+        token_bytes = self.kv_layer_bytes(dtype)
+        return step_tokens * -int(-state_bytes // (step_tokens * token_bytes))
+
+    def request_bytes(self, tokens: int, dtype: Dtype) -> float:
+        """Bytes that vLLM allocates for one request of `tokens`.
+
+        With states, blocks of all layers have the size of a state. Each layer with attention has as
+        many as its tokens need, each other layer one. vLLM groups layers in equal numbers, and pads
+        the last group.
+
+        Source: `_get_kv_cache_groups_uniform_page_size` of vLLM 0.32's `v1/core/kv_cache_utils.py`.
+        """
+        block_tokens = self.state_block_tokens(dtype)
+        if not block_tokens:
+            return self.kv_bytes(tokens, dtype)
+        attention, states = self.attention_layers, self.state_layers
+        fewer, more = sorted((attention, states))
+        group = more if more < _GROUP_RATIO * fewer else fewer
+        attention_blocks = -(-attention // group) * group * -(-tokens // block_tokens)
+        state_blocks = -(-states // group) * group
+        block_bytes = block_tokens * self.kv_layer_bytes(dtype)
+        return (attention_blocks + state_blocks) * block_bytes
+
+
+@lru_cache(maxsize=512)
+def _part_parameters(layer: Layer, hidden: int, gated: bool) -> Mapping[Part, int]:  # noqa: FBT001 - a cache's key
+    counts: Counter[Part] = Counter()
+    for module in layer.modules(hidden, gated=gated):
+        counts[module.part] += module.parameters
+    return MappingProxyType({part: counts[part] for part in Part})
+
+
+@lru_cache(maxsize=512)
+def _layers_of(shape: ModelShape) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+    """Kinds of layers, and the kind of each layer.
+
+    Layers without experts come first; windows and indexers are spread evenly.
+    """
+    if shape.kinds:
+        return shape.kinds, shape.order
+    layers, experts = shape.layers, shape.experts
+    dense = layers if experts is None else min(layers, experts.dense_layers)
+    indexers = layers if shape.indexer_layers is None else shape.indexer_layers
+    kinds: dict[Layer, int] = {}
+    order = []
+    for position in range(layers):
+        has_indexer = _is_nth(position, indexers, layers)
+        is_windowed = _is_nth(position, shape.windowed_layers, layers)
+        attention = Attention(
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            latent=shape.latent,
+            indexer=shape.indexer if has_indexer else None,
+            window_tokens=shape.window_tokens if is_windowed else None,
+        )
+        is_dense = position < dense
+        layer = Layer(
+            attention=attention,
+            ffn_width=shape.ffn_width if is_dense else 0,
+            experts=None if is_dense else experts,
+        )
+        order.append(kinds.setdefault(layer, len(kinds)))
+    return tuple(kinds), tuple(order)
+
+
+def _is_nth(position: int, count: int, layers: int) -> bool:
+    """Whether a layer is one of `count` that are spread over all."""
+    return (position + 1) * count // layers > position * count // layers

@@ -105,7 +105,7 @@ class Roofline:
         self._attention_factor = efficiency.attention
         launch_s = efficiency.attention_launch_s
         self._attention_layers = (
-            shape.layers,
+            shape.attention_layers,
             shape.windowed_layers,
             shape.window_tokens,
             launch_s,
