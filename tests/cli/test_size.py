@@ -262,3 +262,18 @@ def test_a_model_needs_an_accelerator() -> None:
     result = run(LLAMA_70B)
     assert result.exit_code == 2
     assert "--gpu" in result.stderr
+
+
+def test_states_of_a_hybrid_are_shown_beside_its_kv_cache() -> None:
+    result = run("Qwen/Qwen3.5-27B", "--gpu", "H200")
+    assert "not counted: the vision encoder" in result.stdout
+    assert "states: 153.9 MB of each request" in result.stdout
+    report = answered("Qwen/Qwen3.5-27B", "--gpu", "H200")
+    assert (report["kv_token_bytes"], report["state_bytes"]) == (65_536, 153_944_064)
+
+
+def test_weights_have_the_bits_that_they_are_published_in(tmp_path: Path) -> None:
+    quantization = {"quant_method": "gptq", "bits": 3, "group_size": 128}
+    config = TINY | {"quantization_config": quantization}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert answered(str(tmp_path), "--gpu", "L4")["weights"] == "int3"

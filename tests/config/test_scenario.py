@@ -260,7 +260,7 @@ MANY = "models.llama-8b.engine.extra"
     ("option", "note"),
     [
         (f"{MANY}.speculative_config={{method: ngram}}", "Speculative decoding"),
-        (f"{MANY}.quantization=bitsandbytes", "This quantization"),
+        (f"{MANY}.quantization=bitsandbytes", None),
         (f"{MANY}.quantization=fp8", None),
         (f"{MANY}.quantization=gptq_marlin", None),
         (f"{MANY}.kv_cache_dtype=turboquant_k8v4", "This type of KV blocks"),
@@ -322,3 +322,43 @@ def test_a_config_that_cannot_be_read_is_named(
         file.write_text(text)
     with pytest.raises(UnknownModel, match=reason):
         load_shape("anything", file)
+
+
+def test_a_quantization_that_does_not_tell_its_bits_is_an_error() -> None:
+    with pytest.raises(ConfigInvalid, match=r"extra\.quantization: got 'hqq', expected one that"):
+        settings(GPU, "decode", f"{MANY}.quantization=hqq")
+
+
+QWEN = {
+    "model_type": "qwen3_5",
+    "text_config": {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "num_hidden_layers": 24,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "mamba_ssm_dtype": "float32",
+        "vocab_size": 248_320,
+    },
+    "vision_config": {"hidden_size": 1024},
+}
+
+
+def test_a_hybrid_is_simulated_with_its_states_and_names_what_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    """A state of 1.1 MB takes as much as 544 tokens of 2,048 bytes in a layer."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(QWEN), encoding="utf-8")
+    simulated = to_scenario(config(GPU), model_config=file)
+    decode = next(pool.settings for pool in simulated.scenario.pools if pool.name == "decode")
+    assert isinstance(decode, V1Settings)
+    assert (decode.block_size_tokens, decode.request_blocks) == (544, 3)
+    assert any("the vision encoder is not counted" in note for note in simulated.notes)

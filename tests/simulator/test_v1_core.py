@@ -40,6 +40,23 @@ def test_a_prompt_must_fit_into_the_memory(tokens: int, failure: LegFailure | No
     assert new_core(with_changes(SETTINGS, kv_blocks=10)).add(leg("a", tokens)) is failure
 
 
+def test_states_take_blocks_of_every_request() -> None:
+    """Of 20 blocks, a request of 16 tokens takes 4, or 9 with states: two run at once."""
+    most = []
+    for request_blocks in (0, 5):
+        core = new_core(with_changes(SETTINGS, kv_blocks=20, request_blocks=request_blocks))
+        for name in "abcd":
+            assert core.add(leg(name, 8, 8)) is None
+        running, now_s = [], 0.0
+        while (took_s := core.begin(now_s, horizon_s=now_s)) is not None:
+            core.check_integrity()
+            running.append(core.load(now_s).running_requests)
+            now_s += took_s
+            core.finish(now_s)
+        most.append(max(running))
+    assert most == [4, 2]
+
+
 def test_a_leg_is_taken_once() -> None:
     core = new_core()
     assert core.add(leg("a")) is None

@@ -147,12 +147,13 @@ ids = st.lists(st.integers(0, 1), max_size=8).map(tuple)
 class TwoEngines(RuleBasedStateMachine):
     """A prefill and a decode engine; legs, pulls, aborts and time in any order."""
 
+    source_settings = SMALL
     target_settings = SMALL
 
     def __init__(self) -> None:
         super().__init__()
         self.timeline = Timeline()
-        self.source = VirtualEngine(new_core(SMALL, "p0"), self.timeline)
+        self.source = VirtualEngine(new_core(self.source_settings, "p0"), self.timeline)
         self.target = VirtualEngine(new_core(self.target_settings, "d0"), self.timeline)
         self.target.sources["p0"] = self.source
         self.names = 0
@@ -236,8 +237,16 @@ class TwoEnginesPromptsFirst(TwoEngines):
     target_settings = with_changes(SMALL, scheduling=Scheduling.PREFILL_FIRST, prefix_caching=False)
 
 
+class TwoEnginesWithStates(TwoEngines):
+    """Each request has two blocks more than its tokens need."""
+
+    source_settings = with_changes(SMALL, kv_blocks=42, request_blocks=2)
+    target_settings = source_settings
+
+
 TestTwoEngines = TwoEngines.TestCase
 TestTwoEngines.settings = hypothesis_settings(max_examples=20, stateful_step_count=30)
+TestTwoEnginesWithStates = TwoEnginesWithStates.TestCase
 TestTwoEnginesInStages = TwoEnginesInStages.TestCase
 TestTwoEnginesInStages.settings = hypothesis_settings(max_examples=20, stateful_step_count=30)
 TestTwoEnginesPromptsFirst = TwoEnginesPromptsFirst.TestCase

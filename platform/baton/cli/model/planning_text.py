@@ -25,6 +25,7 @@ def facts(plan: Plan) -> dict[str, str]:
     return {
         "model": f"{question.model.name}, {question.weights_dtype} weights, {question.kv_dtype}"
         " KV cache",
+        **({"not counted": ", ".join(left_out)} if (left_out := question.model.left_out) else {}),
         "GPUs": f"{names}, {'any number' if question.gpus is None else question.gpus}",
         "traffic": (
             f"{question.traffic.name}: {mix.prompt_tokens:.0f} tokens in,"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # imported where they are used: keeps --help fast
     from baton.perf.step_timing import StepTiming
 
 _GIGA = 1e9
+_MEGA = 1e6
 _BLOCK_SIZE_TOKENS = 16
 _DEFAULT_CONTEXT_TOKENS = 8192
 _MAX_DEVICES_PER_REPLICA = 64
@@ -152,6 +153,7 @@ def size_report(question: Question) -> dict[str, object]:
             "kv_bytes": memory_fit.kv_bytes,
         },
         "kv_token_bytes": memory.shape.kv_token_bytes(memory.kv_dtype),
+        "state_bytes": memory.shape.state_bytes,
         "kv_tokens": memory_fit.kv_tokens,
         "kv_blocks": memory_fit.kv_blocks(_BLOCK_SIZE_TOKENS),
         "context_tokens": question.context_tokens,
@@ -171,7 +173,7 @@ def _inputs(question: Question) -> dict[str, object]:
         "accelerator": memory.accelerator.name,
         "tp": question.tp,
         "pp": question.pp,
-        "weights": str(memory.weights_dtype),
+        "weights": memory.weights_label,
         "kv": str(memory.kv_dtype),
     }
 
@@ -216,7 +218,7 @@ def _without_gqa(question: Question) -> dict[str, object] | None:
     """The same with keys and values for each query head; None for a model that has them."""
     memory = question.memory
     shape = memory.shape
-    if shape.latent or shape.kv_heads == shape.heads:
+    if shape.is_hybrid or shape.latent or shape.kv_heads == shape.heads:
         return None
     ungrouped = replace(memory, shape=replace(shape, kv_heads=shape.heads))
     return _for_all_running(replace(question, memory=ungrouped))
@@ -290,6 +292,7 @@ def text_report(report: Mapping[str, object]) -> dict[str, object]:
         },
         "KV cache": f"{report['kv_tokens']:,} tokens of {report['kv_token_bytes']:,.0f} bytes"
         f" ({report['kv']})",
+        **_states_text(report),
         f"requests of {context} at once": f"{report['concurrent_requests']:.1f}",
         **_timings_text(cast("Mapping[str, float]", report["seconds"]), context),
         "smallest that fits": _split_text(report["smallest"]),
@@ -297,6 +300,14 @@ def text_report(report: Mapping[str, object]) -> dict[str, object]:
             report["for_all_running"], report["for_all_running_without_gqa"]
         ),
     }
+
+
+def _states_text(report: Mapping[str, object]) -> dict[str, object]:
+    """States of layers without keys and values, where there are any."""
+    state_bytes = cast("float", report["state_bytes"])
+    if not state_bytes:
+        return {}
+    return {"states": f"{state_bytes / _MEGA:,.1f} MB of each request"}
 
 
 def _model_text(report: Mapping[str, object]) -> str:

@@ -58,13 +58,16 @@ def read_published(path: Path, *, name: str, needs_weights: bool = True) -> Publ
     """
     config = read_model_config(path)
     shape = from_config(config, name=name)
+    kv = kv_dtype(config)
+    if any(layer.attention and layer.attention.compression for layer in shape.kinds):
+        kv = Dtype.FP8  # vLLM's default for compressed keys
     try:
         stored = stored_weights(config, shape)
     except UnknownModel:
         if needs_weights:
             raise
-        return PublishedModel(shape, None, kv_dtype(config))
-    return PublishedModel(replace(shape, stored=stored), stored.dtype, kv_dtype(config))
+        return PublishedModel(shape, None, kv)
+    return PublishedModel(replace(shape, stored=stored), stored.dtype, kv)
 
 
 def _read_object(file: Path) -> Mapping[str, object]:

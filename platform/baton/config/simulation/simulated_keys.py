@@ -44,17 +44,8 @@ class KeyTreatment:
 
 
 _MAX_SHOWN_KEYS = 4
-_QUANTIZATIONS = ("fp8", "awq", "gptq")
-"""Parts of vLLM's quantization names that tell the width of weights."""
 _KV_TYPES = ("auto", "fp8", "int8", "int4", "nvfp4", "bfloat16", "float16", "float32")
 """Prefixes of KV types of known width."""
-
-
-def known_quantization(value: object) -> bool:
-    """Whether the width of weights with this quantization is known."""
-    return value is None or any(
-        quantization in str(value).lower() for quantization in _QUANTIZATIONS
-    )
 
 
 def known_kv_type(value: object) -> bool:
@@ -139,12 +130,7 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
     KeyTreatment(
         "pools.*.engine.extra.*", _IRRELEVANT, "a simulated engine takes no arguments", _SIM
     ),
-    KeyTreatment("pools.*.engine.extra.quantization", _MODELLED, accepts_value=known_quantization),
-    KeyTreatment(
-        "pools.*.engine.extra.quantization",
-        _NOT_SIMULATED,
-        "This quantization is not simulated: weights are taken as they are stored",
-    ),
+    KeyTreatment("pools.*.engine.extra.quantization", _MODELLED),
     KeyTreatment("pools.*.engine.extra.kv_cache_dtype", _MODELLED, accepts_value=known_kv_type),
     KeyTreatment(
         "pools.*.engine.extra.kv_cache_dtype",

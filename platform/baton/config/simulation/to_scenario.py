@@ -6,8 +6,8 @@ models: simulated engines with their configured times, real engines from data sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import assert_never
@@ -67,6 +67,15 @@ _SCALED_KV_DTYPES = {
 }
 """vLLM's KV types with a scale for each head of a token, or for groups of numbers. FP8 with a scale
 for each head has the size of INT8 with a scale."""
+_QUANTIZED_AS: Mapping[str, Dtype] = {
+    "fp8": Dtype.FP8,
+    "fp4": Dtype.FP4,
+    "awq": Dtype.INT4,
+    "gptq": Dtype.INT4,
+    "bitsandbytes": Dtype.INT4,
+    "int8": Dtype.INT8,
+}
+"""By parts of vLLM's names of quantizations."""
 _QUANTIZED_DTYPES = frozenset({Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4})
 
 
@@ -89,10 +98,11 @@ class SimStepTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SourceShape:
-    """A model's shape, and the storage type of its weights; None when the source does not tell."""
+    """A model's shape, and types of weights and KV cache; None where the source does not tell."""
 
     shape: ModelShape
     weights: Dtype | None = None
+    kv: Dtype | None = None
 
 
 class CannotModel(ConfigInvalid):
@@ -175,7 +185,7 @@ def to_scenario(
         pools={
             name: _describe_pool(config.pools[name], model) for name, model in engine_models.items()
         },
-        notes=tuple(_notes(config)),
+        notes=(*_notes(config), *_left_out_notes(config, model_config)),
     )
 
 
@@ -270,8 +280,18 @@ def _vllm_engine(
         findings.append(
             f"pools.{name}.engine.max_num_batched_tokens_while_decoding: {budget_error}"
         )
-    if device is None or source_shape is None or budget_error is not None:
+    if source_shape is None:
         return None
+    weights = _weights_dtype(pool.engine, source_shape.weights)
+    if weights is None:
+        findings.append(
+            f"pools.{name}.engine.extra.quantization: got"
+            f" {pool.engine.extra.get('quantization')!r}, expected one that tells the bits of"
+            f" weights ({', '.join(_QUANTIZED_AS)}), or weights that are stored quantized"
+        )
+    if device is None or weights is None or budget_error is not None:
+        return None
+    source_shape = replace(source_shape, weights=weights)
     try:
         return _model_engine(device, source_shape, config.models[pool.model], pool, config.transfer)
     except InsufficientMemory as error:
@@ -317,8 +337,8 @@ def _model_engine(
     transfer: TransferConfig,
 ) -> _EngineModel:
     engine, parallel, shape = pool.engine, pool.parallel, source_shape.shape
-    weights, kv = _weights_dtype(engine, source_shape.weights), _kv_dtype(engine)
-    block_tokens = engine.block_size_tokens or BLOCK_SIZE_TOKENS
+    weights, kv = source_shape.weights or Dtype.BF16, _kv_dtype(engine, source_shape.kv)
+    block_tokens = shape.block_tokens(engine.block_size_tokens or BLOCK_SIZE_TOKENS, kv)
     max_running_requests, max_batched_tokens = batch_limits(engine, gpu_batch_defaults(device))
     memory_fit = fit(
         shape,
@@ -336,6 +356,7 @@ def _model_engine(
         kv_blocks=_kv_blocks(memory_fit, engine, block_tokens),
         kv_block_bytes=round(shape.kv_bytes(block_tokens, kv)),
         block_size_tokens=block_tokens,
+        request_blocks=shape.request_blocks(block_tokens, kv),
         max_len_tokens=model_config.max_len_tokens or shape.max_len_tokens,
         max_running_requests=max_running_requests,
         max_batched_tokens=max_batched_tokens,
@@ -354,21 +375,25 @@ def _model_engine(
     )
 
 
-def _weights_dtype(engine: EngineConfig, stored_dtype: Dtype | None) -> Dtype:
-    """Type of weights: of the quantization, else stored, else configured."""
-    quantization = str(engine.extra.get("quantization", "")).lower()
-    if "fp8" in quantization:
-        return Dtype.FP8
-    if any(scheme in quantization for scheme in ("awq", "gptq")):
-        return Dtype.INT4
+def _weights_dtype(engine: EngineConfig, stored_dtype: Dtype | None) -> Dtype | None:
+    """Type of weights: as quantized when stored, else by the quantization, else as configured.
+
+    None where a quantization does not tell.
+    """
     if stored_dtype in _QUANTIZED_DTYPES:
         return stored_dtype
+    quantization = engine.extra.get("quantization")
+    if quantization is not None:
+        name = str(quantization).lower()
+        return next((dtype for part, dtype in _QUANTIZED_AS.items() if part in name), None)
     return _to_perf_dtype(engine.dtype) or stored_dtype or Dtype.BF16
 
 
-def _kv_dtype(engine: EngineConfig) -> Dtype:
-    """With `auto`, vLLM uses the type of activations: 16 bits even for narrower weights."""
+def _kv_dtype(engine: EngineConfig, published: Dtype | None) -> Dtype:
+    """With `auto`, that of the quantization, else of activations: 16 bits for narrower weights."""
     kv_cache_dtype = str(engine.extra.get("kv_cache_dtype", "auto"))
+    if kv_cache_dtype == "auto" and published is not None:
+        return published
     if (scaled_dtype := _SCALED_KV_DTYPES.get(kv_cache_dtype)) is not None:
         return scaled_dtype
     if kv_cache_dtype.startswith("fp8"):
@@ -422,6 +447,16 @@ def _notes(config: DeploymentConfig) -> Iterable[str]:
     yield from unsimulated_notes(config)
 
 
+def _left_out_notes(config: DeploymentConfig, model_config: Path | None) -> Iterable[str]:
+    """Parts of the model whose weights are not counted."""
+    shape = _model_shape(config, model_config, [])
+    if shape is not None and shape.shape.left_out:
+        yield (
+            f"The memory of {' and '.join(shape.shape.left_out)} is not counted: engines have less"
+            " room for keys and values than here."
+        )
+
+
 def load_shape(source: str, config_file: Path | None = None) -> _SourceShape:
     """The shape of a model by its source (a hub id or a folder) or by a `config.json`.
 
@@ -432,5 +467,5 @@ def load_shape(source: str, config_file: Path | None = None) -> _SourceShape:
         config_file = file
     if config_file is None:
         return _SourceShape(shape=find_shape(source), weights=dtype_hint(source))
-    shape, weights, _ = read_published(config_file, name=source)
-    return _SourceShape(shape=shape, weights=weights)
+    shape, weights, kv = read_published(config_file, name=source)
+    return _SourceShape(shape=shape, weights=weights, kv=kv)

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from baton.perf.model.config_keys import ENCODERS, ConfigKeys
 from baton.perf.model.layers import (
     Attention,
+    Compression,
     Experts,
     Indexer,
     LatentAttention,
@@ -25,6 +26,7 @@ from baton.perf.model.shape import ModelShape
 _MAMBA_RANK_DIVISOR: Final = 16
 """Of the hidden size, where `mamba_dt_rank` is "auto"."""
 _FULL_ATTENTION: Final = frozenset({"full_attention", "attention", "*"})
+_COMPRESSION_RATIOS: Final = (0, 4, 128)
 _NAS_FFN_MULTIPLE: Final = 256
 """Source: `_find_multiple` of vLLM 0.32's `models/nemotron_nas.py`."""
 
@@ -476,6 +478,36 @@ def _mimo_v2(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
     ]
 
 
+def _deepseek_v4(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
+    """Layers compress keys by 4, 128 or not at all; those by 4 select tokens by an index.
+
+    Source: `DeepseekV4Attention` of vLLM 0.32.
+    """
+    ratios = keys.value("compress_ratios")
+    ratios = list(ratios) if isinstance(ratios, Sequence) else []
+    if len(ratios) < shape.layers:
+        keys.refuse("compress_ratios", f"{len(ratios)} ratios", f"one for each of {shape.layers}")
+    layers = []
+    for position, ratio in enumerate(ratios[: shape.layers]):
+        if ratio not in _COMPRESSION_RATIOS:
+            keys.refuse("compress_ratios", f"{ratio}", "0, 4 or 128")
+        compression = Compression(
+            ratio=ratio,
+            query_rank=keys.count("q_lora_rank"),
+            output_rank=keys.count("o_lora_rank"),
+            output_groups=keys.count("o_groups"),
+            latest_tokens=keys.count("sliding_window"),
+            rope_dim=keys.count("qk_rope_head_dim"),
+        )
+        attention = replace(
+            _attention(shape),
+            compression=compression,
+            indexer=_indexer(keys) if ratio == _COMPRESSION_RATIOS[1] else None,
+        )
+        layers.append(replace(_feed_forward(shape, position), attention=attention))
+    return layers
+
+
 def _minicpm_3(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
     """Latent attention of which vLLM keeps the heads (`MiniCPM3Attention`)."""
     del keys
@@ -515,6 +547,10 @@ _HYBRIDS: Mapping[str, _Hybrid] = {
     ),
     **dict.fromkeys(
         ("mimo_v2_flash", "mimo_v2"), _Hybrid(_mimo_v2, ("swa_", "hybrid_layer_pattern"))
+    ),
+    **dict.fromkeys(
+        ("deepseek_v4", "deepseek_ref"),
+        _Hybrid(_deepseek_v4, ("compress_", "o_lora_rank", "index_")),
     ),
     "minicpm3": _Hybrid(_minicpm_3, ()),
 }

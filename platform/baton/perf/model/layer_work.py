@@ -72,6 +72,18 @@ def attention_matrices(attention: Attention, hidden: int, tp: int) -> tuple[Matr
     Each device has a copy of KV heads that are fewer than devices, and of MLA's down-projections.
     """
     heads, latent = per_device(attention.heads, tp), attention.latent
+    if attention.compression is not None:
+        return tuple(
+            Matrix(
+                inputs=per_device(module.inputs, tp)
+                if module.name.endswith("o_b_proj")
+                else module.inputs,
+                outputs=per_device(module.outputs, tp)
+                if module.name.endswith(("q_b_proj", "o_a_proj"))
+                else module.outputs,
+            )
+            for module in attention.modules(hidden)
+        )
     if latent is None:
         kv_heads = per_device(attention.kv_heads, tp)
         values = attention.value_dim or attention.head_dim

@@ -13,6 +13,8 @@ _FP32_BYTES: Final = 4
 _HALF_BYTES: Final = 2
 _FP8_BLOCK: Final = 128
 """Numbers of a latent or of an indexer's key that share a scale."""
+_OVERLAPPING_RATIO: Final = 4
+_VECTOR_SCALES: Final = 8
 _FP4_BLOCK: Final = 16
 """Numbers that share a scale of one byte."""
 
@@ -25,6 +27,8 @@ class Part(StrEnum):
     KEY_VALUE = "key_value"
     """Keys and values; with latent attention the down-projections."""
     INDEXER = "indexer"
+    COMPRESSOR = "compressor"
+    """To the inputs of compressed keys."""
     STATE = "state"
     """Layers that keep a state instead of keys and values."""
     FFN = "ffn"
@@ -93,6 +97,37 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """Keys of which one stands for `ratio` tokens, beside the latest tokens (DeepSeek-V4).
+
+    One vector of a head is both key and value of all heads. The output is projected in two steps.
+    """
+
+    ratio: int
+    """0: only the latest tokens."""
+    query_rank: int
+    output_rank: int
+    output_groups: int
+    latest_tokens: int
+    """Whose vectors are kept as they are."""
+    rope_dim: int
+
+    @property
+    def overlap(self) -> int:
+        """Inputs of a compressed key, in multiples of `ratio`. Source: `DeepseekCompressor`."""
+        return 2 if self.ratio == _OVERLAPPING_RATIO else 1
+
+    def compressor(self, name: str, hidden: int, dim: int) -> Iterator[Module]:
+        """The matrices that give compressed keys of `dim` numbers, and their weights."""
+        for matrix in ("kv_proj", "gate_proj") if self.ratio else ():
+            yield Module(name + matrix, Part.COMPRESSOR, hidden, self.overlap * dim)
+
+    def inputs_bytes(self, dim: int) -> int:
+        """Of one request: the inputs of the next compressed key, in 32 bits."""
+        return 2 * (self.overlap * dim) * _FP32_BYTES * self.overlap * self.ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts instead of the feed-forward part of a layer."""
 
@@ -132,6 +167,7 @@ class Attention:
     """The output is multiplied with a gate, as wide as the queries."""
     keys_are_values: bool = False
     """One projection for both; both are kept."""
+    compression: Compression | None = None
     keeps_heads: bool = False
     """The cache has the heads' keys and values, not their latent."""
 
@@ -139,6 +175,8 @@ class Attention:
         """The matrices; at most `kv_heads` devices split those of keys and values."""
         if self.latent is not None:
             yield from self._latent_modules(hidden, self.latent)
+        elif self.compression is not None:
+            yield from self._compressed_modules(hidden, self.compression)
         else:
             values, kv_heads = self.value_dim or self.head_dim, self.kv_heads
             queries = (2 if self.gated else 1) * self.heads * self.head_dim
@@ -148,10 +186,14 @@ class Attention:
                 yield Module("self_attn.v_proj", Part.KEY_VALUE, hidden, kv_heads * values)
             yield Module("self_attn.o_proj", Part.ATTENTION, self.heads * values, hidden)
         if (indexer := self.indexer) is not None:
-            query_from = (self.latent.query_rank if self.latent else None) or hidden
+            source = self.latent or self.compression
+            query_from = (source.query_rank if source else None) or hidden
             name, part = "self_attn.indexer.", Part.INDEXER
             yield Module(name + "wq_b", part, query_from, indexer.heads * indexer.dim)
-            yield Module(name + "wk", part, hidden, indexer.dim)
+            if self.compression is None:
+                yield Module(name + "wk", part, hidden, indexer.dim)
+            else:
+                yield from self.compression.compressor(name, hidden, indexer.dim)
             yield Module(name + "weights_proj", part, hidden, indexer.heads)
 
     def _latent_modules(self, hidden: int, latent: LatentAttention) -> Iterator[Module]:
@@ -168,6 +210,35 @@ class Attention:
         yield Module("self_attn.kv_b_proj", Part.ATTENTION, latent.kv_rank, unpacked)
         yield Module("self_attn.o_proj", Part.ATTENTION, outputs, hidden)
 
+    def _compressed_modules(self, hidden: int, compression: Compression) -> Iterator[Module]:
+        queries, rank = self.heads * self.head_dim, compression.query_rank
+        outputs = compression.output_groups * compression.output_rank
+        yield Module("self_attn.q_a_proj", Part.KEY_VALUE, hidden, rank)
+        yield Module("self_attn.q_b_proj", Part.ATTENTION, rank, queries)
+        yield Module("self_attn.kv_proj", Part.KEY_VALUE, hidden, self.head_dim)
+        group_inputs = queries // compression.output_groups
+        yield Module("self_attn.o_a_proj", Part.ATTENTION, group_inputs, outputs)
+        yield Module("self_attn.o_b_proj", Part.ATTENTION, outputs, hidden)
+        yield from compression.compressor("self_attn.compressor.", hidden, self.head_dim)
+
+    def fixed_bytes(self, dtype: Dtype) -> float:
+        """Bytes of one request, however long it is: the latest tokens and inputs of compression.
+
+        Source: `DeepseekV4SWACache` and `CompressorStateCache` of vLLM 0.32.
+        """
+        if (compression := self.compression) is None:
+            return 0.0
+        inputs_bytes = compression.inputs_bytes(self.head_dim)
+        if self.indexer is not None:
+            inputs_bytes += compression.inputs_bytes(self.indexer.dim)
+        return compression.latest_tokens * self._vector_bytes(dtype, compression) + inputs_bytes
+
+    def _vector_bytes(self, dtype: Dtype, compression: Compression) -> float:
+        """Of a token's only vector: in FP8 with its rotary part in 16 bits, and 8 scales."""
+        if dtype is Dtype.FP8:
+            return self.head_dim + compression.rope_dim + _VECTOR_SCALES
+        return self.head_dim * DTYPE_BYTES[dtype]
+
     def kv_bytes(self, dtype: Dtype) -> float:
         """Bytes of one token: keys and values, or their latent.
 
@@ -181,6 +252,9 @@ class Attention:
         `FlashInferBackend.customize_spec`.
         """
         indexer_bytes = self.indexer.key_bytes if self.indexer else 0
+        if (compression := self.compression) is not None:
+            kept_bytes = self._vector_bytes(dtype, compression) + indexer_bytes
+            return kept_bytes / compression.ratio if compression.ratio else 0.0
         if self.latent is None or self.keeps_heads:
             head_bytes = sum(
                 dim * DTYPE_BYTES[dtype] + _scale_bytes(dim, dtype)
@@ -228,6 +302,12 @@ class Layer:
     state: StateMixer | None = None
     ffn_width: int = 0
     experts: Experts | None = None
+
+    @property
+    def fixed_bytes(self) -> float:
+        """Of one request, however long it is."""
+        state_bytes = self.state.state_bytes if self.state else 0
+        return state_bytes + (self.attention.fixed_bytes(Dtype.FP8) if self.attention else 0)
 
     def modules(self, hidden: int, *, gated: bool) -> Iterator[Module]:
         """All matrices; a feed-forward that is `gated` has three."""

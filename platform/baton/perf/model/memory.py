@@ -31,7 +31,7 @@ MIN_KV_TOKENS = 2048
 """An engine with fewer tokens can serve hardly any prompt."""
 _MAX_DEVICES = 128
 _UNBOUNDED_TOKENS = 2**62
-_COPIED_PARTS = frozenset({Part.ROUTER, Part.INDEXER, Part.EXPERT_LATENT})
+_COPIED_PARTS = frozenset({Part.ROUTER, Part.INDEXER, Part.COMPRESSOR, Part.EXPERT_LATENT})
 """Each device has them whole."""
 _SAMPLER_BYTES = 24
 """Per logit while sampling: logits in 32 bits, sorted logits, their 64-bit indices, probabilities,
@@ -124,7 +124,8 @@ class ModelSplit:
         if part in _COPIED_PARTS:
             return 1.0
         if part is Part.KEY_VALUE and attention is not None:
-            return 1.0 if attention.latent else self._kv_share(attention)
+            is_copied = attention.latent or attention.compression
+            return 1.0 if is_copied else self._kv_share(attention)
         return 1.0 / self.tp
 
     @property
@@ -158,11 +159,10 @@ class ModelSplit:
         )
 
     def stage_state_bytes(self, stage: int) -> float:
-        """Of one request's states on one device of a stage; heads of states are split."""
+        """Of one request on one device of a stage, however long it is; states' heads are split."""
         return sum(
-            count * layer.state.state_bytes / self.tp
+            count * layer.fixed_bytes / (self.tp if layer.state else 1)
             for layer, count in self._stage_counts(stage).items()
-            if layer.state
         )
 
     # ------------------------------------------------------------------ activations
@@ -212,11 +212,15 @@ class MemoryFit:
     state_bytes: float
     """Of one request's states on that device; 0 for most models."""
     kv_tokens: int
-    """Of the whole replica, for one request; windowed layers count in full."""
+    """Of the whole replica, without states; windowed layers count in full."""
 
     def kv_blocks(self, block_size_tokens: int) -> int:
         """Whole blocks of this size in the replica."""
         return self.kv_tokens // block_size_tokens
+
+    def has_room_for(self, tokens: int) -> bool:
+        """Whether one request of `tokens` has room; windowed layers count in full."""
+        return self.kv_bytes >= tokens * self.kv_token_bytes + self.state_bytes
 
     def concurrent_requests(self, context_tokens: int) -> float:
         """Requests of `context_tokens` that the KV cache holds; may be a fraction.
@@ -226,10 +230,7 @@ class MemoryFit:
         shape = self.split.shape
         unwindowed_bytes = shape.kv_token_bytes(self.kv_dtype) * context_tokens
         request_factor = unwindowed_bytes / shape.request_bytes(context_tokens, self.kv_dtype)
-        tokens = self.kv_tokens
-        if self.state_bytes:
-            tokens = _tokens(self.kv_bytes, self.kv_token_bytes)
-        return tokens / context_tokens * request_factor
+        return self.kv_tokens / context_tokens * request_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +251,13 @@ class MemoryModel:
         if not 0 < self.utilization <= 1:
             raise ValueError(f"utilization: got {self.utilization}, expected above 0, at most 1")
 
+    @property
+    def weights_label(self) -> str:
+        """Type of most weights, with the bits that they are published in."""
+        stored = self.shape.stored
+        is_published = stored is not None and stored.dtype is self.weights_dtype
+        return stored.label if is_published and stored else str(self.weights_dtype)
+
     def fit(self, tp: int, pp: int) -> MemoryFit:
         """Use of the memory of a replica of `tp` x `pp` devices.
 
@@ -260,7 +268,7 @@ class MemoryModel:
         if not split.is_valid:
             raise self._cannot_split(split)
         memory_fit = self._at_tightest_stage(split)
-        if memory_fit.kv_tokens < self.min_kv_tokens:
+        if not memory_fit.has_room_for(self.min_kv_tokens):
             raise self._does_not_fit(memory_fit)
         return memory_fit
 
@@ -273,7 +281,7 @@ class MemoryModel:
         """
         for split in self._splits(max_devices, whole_nodes=whole_nodes):
             memory_fit = self._at_tightest_stage(split)
-            if memory_fit.kv_tokens >= self.min_kv_tokens:
+            if memory_fit.has_room_for(self.min_kv_tokens):
                 yield memory_fit
 
     def _splits(self, max_devices: int, *, whole_nodes: bool) -> Iterator[ModelSplit]:
@@ -316,7 +324,7 @@ class MemoryModel:
             kv_bytes=kv_bytes,
             kv_token_bytes=token_bytes,
             state_bytes=state_bytes,
-            kv_tokens=_tokens(kv_bytes - state_bytes, token_bytes),
+            kv_tokens=_tokens(kv_bytes, token_bytes),
         )
 
     # ------------------------------------------------------------------ when it does not fit
@@ -348,7 +356,7 @@ class MemoryModel:
             ("runtime", memory_fit.runtime_bytes),
             (
                 f"KV cache of {self.min_kv_tokens} tokens",
-                self.min_kv_tokens * memory_fit.kv_token_bytes,
+                self.min_kv_tokens * memory_fit.kv_token_bytes + memory_fit.state_bytes,
             ),
         )
         needed_bytes = 0.0
@@ -386,10 +394,8 @@ class MemoryModel:
 
 
 def _tokens(kv_bytes: float, token_bytes: float) -> int:
-    """Whole tokens; no bound on a stage without keys and values, as long as its states fit."""
-    if token_bytes:
-        return math.floor(kv_bytes / token_bytes)
-    return _UNBOUNDED_TOKENS if kv_bytes >= 0 else 0
+    """Whole tokens; a stage without keys and values has no bound."""
+    return math.floor(kv_bytes / token_bytes) if token_bytes else _UNBOUNDED_TOKENS
 
 
 def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is

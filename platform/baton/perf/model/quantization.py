@@ -401,7 +401,27 @@ def stored_weights(config: Mapping[str, object], shape: ModelShape) -> StoredWei
     quantized = _quantization(keys)
     if quantized is None:
         return uniform_weights(_torch_dtype(keys))
-    return _stored_by(_scheme(quantized), keys.model_type, shape)
+    scheme = _scheme(quantized)
+    if (experts := _experts_format(keys, quantized)) is not None:
+        scheme = _with_experts(scheme, experts)
+    return _stored_by(scheme, keys.model_type, shape)
+
+
+def _experts_format(keys: ConfigKeys, quantized: Mapping[str, object]) -> Format | None:
+    """That of routed experts where it is not that of the rest.
+
+    Source: `DeepseekV4FP8Config` of vLLM 0.32.
+    """
+    if keys.value("expert_dtype") != "fp4":
+        return None
+    return nvfp4(None) if quantized.get("moe_quant_algo") == "NVFP4" else MXFP4
+
+
+def _with_experts(scheme: _Scheme, experts: Format) -> _Scheme:
+    def format_of(name: str, part: Part) -> Format:
+        return experts if part is Part.EXPERTS else scheme.format_of(name, part)
+
+    return _Scheme(main=scheme.main, format_of=format_of)
 
 
 def experts_only_weights(dtype: Dtype, shape: ModelShape) -> StoredWeights:

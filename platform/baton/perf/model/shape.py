@@ -6,6 +6,7 @@ out: below 1 % of the known models.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -239,13 +240,12 @@ class ModelShape:
         return kv_bytes
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of one request's states in all layers and on all devices; 0 for most models."""
-        return sum(
-            count * layer.state.state_bytes
-            for layer, count in self.layer_counts().items()
-            if layer.state
-        )
+    def state_bytes(self) -> float:
+        """Bytes of one request in all layers and on all devices, however long it is.
+
+        States, and what compressed attention keeps beside its keys (in FP8, its usual type).
+        """
+        return sum(count * layer.fixed_bytes for layer, count in self.layer_counts().items())
 
     def state_block_tokens(self, dtype: Dtype) -> int:
         """Tokens of a block of the KV cache that is as large as one layer's state; 0 without.
@@ -271,14 +271,29 @@ class ModelShape:
         """
         block_tokens = self.state_block_tokens(dtype)
         if not block_tokens:
-            return self.kv_bytes(tokens, dtype)
+            return self.kv_bytes(tokens, dtype) + self.state_bytes
+        attention, states = self._grouped_layers
+        layer_blocks = attention * -(-tokens // block_tokens) + states
+        return layer_blocks * block_tokens * self.kv_layer_bytes(dtype)
+
+    @property
+    def _grouped_layers(self) -> tuple[int, int]:
+        """Layers with attention and with states, each filled up to whole groups."""
         attention, states = self.attention_layers, self.state_layers
         fewer, more = sorted((attention, states))
         group = more if more < _GROUP_RATIO * fewer else fewer
-        attention_blocks = -(-attention // group) * group * -(-tokens // block_tokens)
-        state_blocks = -(-states // group) * group
-        block_bytes = block_tokens * self.kv_layer_bytes(dtype)
-        return (attention_blocks + state_blocks) * block_bytes
+        return -(-attention // group) * group, -(-states // group) * group
+
+    def block_tokens(self, least: int, dtype: Dtype) -> int:
+        """Tokens of a block of the KV cache of which engines ask for `least`."""
+        return max(least, self.state_block_tokens(dtype))
+
+    def request_blocks(self, block_tokens: int, dtype: Dtype) -> int:
+        """Blocks of a request beside those of its tokens; a block spans all attention layers."""
+        if self.state_layers:
+            attention, states = self._grouped_layers
+            return -(-states // attention)
+        return math.ceil(self.state_bytes / (block_tokens * self.kv_token_bytes(dtype)))
 
 
 @lru_cache(maxsize=512)

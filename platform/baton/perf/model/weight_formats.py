@@ -22,7 +22,7 @@ STORED_BYTES: dict[Dtype, float] = {
 }
 """Of a weight with its share of scales. Source: AWQ (2306.00978), groups of 128 with a scale of 16
 and a zero point of 4 bits; NVFP4, groups of 16 with a scale of 8 bits (MXFP4: 32)."""
-ALWAYS_HALF: Final = frozenset({Part.EMBEDDING, Part.ROUTER})
+ALWAYS_HALF: Final = frozenset({Part.EMBEDDING, Part.ROUTER, Part.COMPRESSOR})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,8 @@ def max_batch(
 def max_concurrent_requests(settings: V1Settings, mix: MeanRequest) -> int:
     """Mean requests that fit at once: KV cache and scheduler."""
     tokens = settings.kv_blocks * settings.block_size_tokens
-    return min(settings.max_running_requests, int(tokens / mix.final_kv_tokens))
+    request_tokens = mix.final_kv_tokens + settings.request_blocks * settings.block_size_tokens
+    return min(settings.max_running_requests, int(tokens / request_tokens))
 
 
 def prefill_rate(settings: V1Settings, mix: MeanRequest) -> float:

@@ -166,13 +166,15 @@ def build_engine_shape(
         max_batched_tokens=chunk_tokens,
         max_running_requests=space.max_running_requests,
     )
+    block_tokens = model.block_tokens(space.block_size_tokens, question.kv_dtype)
     settings = V1Settings(
         timing=Roofline(
             model, accelerator, tp=tp, pp=pp, weights=question.weights_dtype, kv=question.kv_dtype
         ),
-        kv_blocks=memory_fit.kv_blocks(space.block_size_tokens),
-        kv_block_bytes=max(1, round(model.kv_bytes(space.block_size_tokens, question.kv_dtype))),
-        block_size_tokens=space.block_size_tokens,
+        kv_blocks=memory_fit.kv_blocks(block_tokens),
+        kv_block_bytes=max(1, round(model.kv_bytes(block_tokens, question.kv_dtype))),
+        block_size_tokens=block_tokens,
+        request_blocks=model.request_blocks(block_tokens, question.kv_dtype),
         max_len_tokens=model.max_len_tokens,
         max_running_requests=space.max_running_requests,
         max_batched_tokens=chunk_tokens,

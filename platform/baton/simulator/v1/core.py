@@ -64,7 +64,8 @@ class V1Core:
         self._pulls = PullMeter()
         self._runs: dict[str, LegRun] = {}
         self._max_known_tokens = min(
-            settings.max_len_tokens, settings.kv_blocks * settings.block_size_tokens + 1
+            settings.max_len_tokens,
+            (settings.kv_blocks - settings.request_blocks) * settings.block_size_tokens + 1,
         )
         """Tokens that a leg may know: the last is never computed and needs no block."""
 

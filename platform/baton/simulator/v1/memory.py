@@ -33,6 +33,7 @@ class V1Memory:
     def __init__(self, settings: V1Settings, model: str) -> None:
         self.blocks = V1BlockPool(settings.kv_blocks)
         self._block_size_tokens = settings.block_size_tokens
+        self._request_blocks = settings.request_blocks
         self._prefix_caching = settings.prefix_caching
         self._lease_s = settings.lease_s
         self._model = model
@@ -41,8 +42,8 @@ class V1Memory:
         self._expiries = Deadlines()
 
     def blocks_for(self, tokens: int) -> int:
-        """Number of blocks for this number of tokens."""
-        return -(-tokens // self._block_size_tokens)
+        """Number of blocks for a request with this number of tokens, its states included."""
+        return -(-tokens // self._block_size_tokens) + self._request_blocks
 
     def prefix_digest(self, run: LegRun, tokens: int) -> bytes:
         """Digest of the full blocks of a run's first tokens, its salt and its adapter.

@@ -216,11 +216,12 @@ class Scheduler:
         """Schedule one token for each leg; None if budget or blocks do not suffice for all."""
         if len(runs) > self._token_budget:
             return None
-        block_size_tokens = self._settings.block_size_tokens
+        block_size_tokens, states = self._settings.block_size_tokens, self._settings.request_blocks
         runs_with_full_blocks = [
             run
             for run in runs
-            if run.computed_tokens == (run.shared_blocks + run.private_blocks) * block_size_tokens
+            if run.computed_tokens
+            == (run.shared_blocks + run.private_blocks - states) * block_size_tokens
         ]
         if runs_with_full_blocks:
             if len(runs_with_full_blocks) > self._memory.blocks.available:

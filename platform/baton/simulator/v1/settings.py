@@ -26,6 +26,8 @@ class V1Settings:
     kv_blocks: int
     kv_block_bytes: int
     block_size_tokens: int = 16
+    request_blocks: int = 0
+    """Blocks of a request beside those of its tokens: the states of a hybrid model."""
     max_len_tokens: int = 131_072
     max_running_requests: int = 256
     """vLLM's max_num_seqs."""

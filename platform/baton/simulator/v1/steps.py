@@ -186,10 +186,12 @@ class Steps:
         if steps <= self._allocated_steps:
             return
         self._allocated_steps = steps
-        block_size_tokens, allocated_blocks = self._settings.block_size_tokens, 0
+        block_size_tokens, states = self._settings.block_size_tokens, self._settings.request_blocks
+        allocated_blocks = 0
         for run in self._runs:
             missing = (
                 -(-(run.computed_tokens + steps) // block_size_tokens)
+                + states
                 - run.shared_blocks
                 - run.private_blocks
             )
