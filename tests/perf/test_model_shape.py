@@ -104,6 +104,7 @@ def test_layers_that_share_an_indexer_keep_no_keys_for_it() -> None:
     """GLM-5.2 builds 21 in 78 layers, of 132 bytes a token; each latent has 576 numbers."""
     shape = find_shape("zai-org/GLM-5.2")
     assert shape.kv_token_bytes(Dtype.BF16) == pytest.approx(78 * 2 * 576 + 21 * 132)
+    assert shape.kv_token_bytes(Dtype.FP8) == pytest.approx(78 * 656 + 21 * 132)
     every_layer = replace(shape, indexer_layers=None)
     assert every_layer.kv_token_bytes(Dtype.BF16) == pytest.approx(78 * (2 * 576 + 132))
 

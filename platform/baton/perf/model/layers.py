@@ -162,6 +162,8 @@ class Attention:
     """Of one head's values; None: as of its keys."""
     latent: LatentAttention | None = None
     indexer: Indexer | None = None
+    shares_indexer: bool = False
+    """Tokens are those that another layer's indexer selects."""
     window_tokens: int | None = None
     gated: bool = False
     """The output is multiplied with a gate, as wide as the queries."""
@@ -262,7 +264,7 @@ class Attention:
             )
             return self.kv_heads * head_bytes + indexer_bytes
         rank, rope = self.latent.kv_rank, self.latent.rope_dim
-        if self.indexer is None:
+        if self.indexer is None and not self.shares_indexer:
             return (rank + rope) * DTYPE_BYTES[dtype]
         match dtype:
             case Dtype.FP8:

@@ -243,7 +243,7 @@ class ModelShape:
     def state_bytes(self) -> float:
         """Bytes of one request in all layers and on all devices, however long it is.
 
-        States, and what compressed attention keeps beside its keys (in FP8, its usual type).
+        States, and the latest tokens of compressed attention (in FP8, its usual type).
         """
         return sum(count * layer.fixed_bytes for layer, count in self.layer_counts().items())
 
@@ -326,6 +326,7 @@ def _layers_of(shape: ModelShape) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
             head_dim=shape.head_dim,
             latent=shape.latent,
             indexer=shape.indexer if has_indexer else None,
+            shares_indexer=shape.indexer is not None and not has_indexer,
             window_tokens=shape.window_tokens if is_windowed else None,
         )
         is_dense = position < dense
