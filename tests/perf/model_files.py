@@ -142,13 +142,20 @@ class Row:
 
 def rows(folder: Path) -> list[Row]:
     """A row for each config of a folder."""
-    files = sorted(file for file in folder.glob(f"*{_CONFIG}") if not _is_beside(file))
+    files = config_files(folder)
     built = _built(files)
     return [_row(file, built.get(str(file), {})) for file in files]
 
 
-def _is_beside(file: Path) -> bool:
-    return file.name.endswith(_QUANTIZATION)
+def config_files(folder: Path) -> Sequence[Path]:
+    """Those that are no quantization beside one."""
+    files = folder.glob(f"*{_CONFIG}")
+    return sorted(file for file in files if not file.name.endswith(_QUANTIZATION))
+
+
+def model_name(file: Path) -> str:
+    """The hub id by a file's name."""
+    return file.name.removesuffix(_CONFIG).replace("--", "/")
 
 
 def _built(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
@@ -165,7 +172,7 @@ def _built(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
 
 
 def _row(file: Path, built: Mapping[str, Any]) -> Row:
-    name = file.name.removesuffix(_CONFIG).replace("--", "/")
+    name = model_name(file)
     sums = _sums(name, json.loads(file.read_text(encoding="utf-8")), built)
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.perf.model_files import Row, lines, rows
+from baton.domain.errors import UnknownModel
+from baton.perf.model.config_json import from_config
+from baton.perf.model.known_models import find_shape
+from tests.perf.model_files import Row, config_files, lines, model_name, rows
 
 pytestmark = [pytest.mark.data, pytest.mark.slow, pytest.mark.timeout(900)]
 _TOLERANCE = 0.005
@@ -15,10 +20,17 @@ _TOLERANCE = 0.005
 _REFUSED = {"nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4": "NVFP4 without 'exclude_modules'"}
 
 
+_UNKNOWN = ["nvidia/Llama-3_3-Nemotron-Super-49B-v1", "nvidia/Nemotron-H-56B-Base-8K"]
+
+
+def folder() -> Path:
+    """The folder of models is beside that of traces."""
+    return Path(os.environ["BATON_TRACES"]).parent / "models"
+
+
 @pytest.fixture(scope="module")
 def found() -> list[Row]:
-    """The folder of models is beside that of traces."""
-    return rows(Path(os.environ["BATON_TRACES"]).parent / "models")
+    return rows(folder())
 
 
 def test_each_file_is_answered_as_its_modules_say_or_refused_with_the_reason(
@@ -35,6 +47,22 @@ def test_each_file_is_answered_as_its_modules_say_or_refused_with_the_reason(
     refused = {row.name: row.refusal or "" for row in found if row.refusal}
     assert refused.keys() == _REFUSED.keys()
     assert all(reason in refused[name] for name, reason in _REFUSED.items())
+
+
+def test_a_name_and_its_file_describe_the_same_model() -> None:
+    """But for the longest length, of which variants differ."""
+    unknown = []
+    for file in config_files(folder()):
+        name = model_name(file)
+        config = json.loads(file.read_text(encoding="utf-8"))
+        shape = replace(from_config(config, name=name), max_len_tokens=1)
+        try:
+            known = find_shape(name)
+        except UnknownModel:
+            unknown.append(name)
+        else:
+            assert replace(known, name=name, max_len_tokens=1) == shape
+    assert sorted(unknown) == _UNKNOWN
 
 
 def test_nearly_all_files_have_a_sum(found: list[Row]) -> None:

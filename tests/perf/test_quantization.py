@@ -215,11 +215,14 @@ def test_fp4_without_the_names_of_what_it_leaves_out_is_refused() -> None:
         pytest.param("moonshotai/Kimi-K2.5", Dtype.INT4, 594.2, id="experts in 4 bits only"),
         pytest.param("openai/gpt-oss-120b", Dtype.FP4, 65.2, id="gpt-oss 120b"),
         pytest.param("openai/gpt-oss-20b", Dtype.FP4, 13.76, id="gpt-oss 20b"),
+        pytest.param("deepseek-ai/DeepSeek-V4-Flash", Dtype.FP4, 155.9, id="FP8 beside FP4"),
+        pytest.param("nvidia/MiniMax-M2.5-NVFP4", Dtype.FP4, 134.4, id="NVFP4 by name"),
+        pytest.param("nvidia/GLM-5.3-NVFP4", Dtype.FP4, 444.9, id="NVFP4 of GLM by name"),
     ],
 )
 def test_models_of_which_only_experts_are_quantized_are_known_so(
     hub_id: str, weights: Dtype, gigabytes: float
 ) -> None:
-    """The sizes of the published files."""
+    """Of gpt-oss and Kimi the published files, of the others the sums of `model_files`."""
     found = ModelSplit(shape=find_shape(hub_id)).stage_weights_bytes(0, weights)
     assert found / 1e9 == pytest.approx(gigabytes, rel=0.002)

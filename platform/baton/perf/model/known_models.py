@@ -15,8 +15,9 @@ from baton.domain.errors import UnknownModel
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.model.config_json import from_config
 from baton.perf.model.layers import Experts, Indexer, LatentAttention
-from baton.perf.model.quantization import experts_only_weights
+from baton.perf.model.quantization import experts_only_weights, stored_weights
 from baton.perf.model.shape import ModelShape
+from baton.perf.model.weight_formats import MX_GROUP, MXFP4, Format, integers, nvfp4
 
 _IGNORED_NAME_PARTS = frozenset(
     {"instruct", "chat", "hf", "it", "base", "pt", "meta", "dynamic", "block", "quantized", "text"}
@@ -32,6 +33,8 @@ _IGNORED_NAME_PARTS = frozenset(
         "0725",
         "fp8kv",
         "kv",
+        "static",
+        "pertensor",
         "terminus",
         "hybrid",
     }
@@ -61,7 +64,9 @@ _STORED_AS: Mapping[str, Dtype] = {
     "deepseek-ai/DeepSeek-R1": Dtype.FP8,
     "MiniMaxAI/MiniMax-M2": Dtype.FP8,
     "moonshotai/Kimi-K2.5": Dtype.INT4,
+    "moonshotai/Kimi-K2.6": Dtype.INT4,
     "moonshotai/Kimi-K2": Dtype.FP8,
+    "deepseek-ai/DeepSeek-V4": Dtype.FP4,
 }
 """Models that their authors publish quantized, by the start of their ids."""
 _Row = tuple[str, int, int, int, int, int, int, int]
@@ -235,6 +240,129 @@ def _qwen_hybrid() -> Iterator[ModelShape]:
             yield from_config({"text_config": text, "vision_config": True}, name="Qwen/" + model)
 
 
+_NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+_SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+_ULTRA = (
+    "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*"
+    "EMEMEMEM*EMEMEMEME"
+)
+"""Nemotron 3: Mamba, experts and attention (*), one in each layer."""
+
+
+def _nemotron_3() -> Iterator[ModelShape]:
+    names = ("hidden_size", "num_attention_heads", "mamba_num_heads", "moe_intermediate_size")
+    for name, pattern, row, experts, latent in (
+        ("Nano-30B-A3B", _NANO, (2688, 32, 64, 1856), (128, 6), None),
+        ("Super-120B-A12B", _SUPER, (4096, 32, 128, 2688), (512, 22), 1024),
+        ("Ultra-550B-A55B", _ULTRA, (8192, 64, 256, 5120), (512, 22), 2048),
+    ):
+        config = {
+            **dict(zip(names, row, strict=True)),
+            "model_type": "nemotron_h",
+            "num_hidden_layers": len(pattern),
+            "hybrid_override_pattern": pattern,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "intermediate_size": row[-1],
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+            "n_routed_experts": experts[0],
+            "num_experts_per_tok": experts[1],
+            "n_shared_experts": 1,
+            "moe_shared_expert_intermediate_size": 2 * row[-1],
+            "moe_latent_size": latent,
+            "vocab_size": 131_072,
+            "max_position_embeddings": 256 * _K,
+        }
+        yield from_config(config, name=f"nvidia/NVIDIA-Nemotron-3-{name}")
+
+
+def _selective() -> Iterator[ModelShape]:
+    """Models that attend to the tokens that an index selects, or to some of different sizes."""
+    v4_flash = {
+        "model_type": "deepseek_v4",
+        "hidden_size": 4096,
+        "num_hidden_layers": 43,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "q_lora_rank": 1024,
+        "o_lora_rank": 1024,
+        "o_groups": 8,
+        "sliding_window": 128,
+        "compress_ratios": [0, 0, *[4, 128] * 20, 4],
+        "index_head_dim": 128,
+        "index_n_heads": 64,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 6,
+        "vocab_size": 129_280,
+        "max_position_embeddings": 1024 * _K,
+    }
+    shape = from_config(v4_flash, name="deepseek-ai/DeepSeek-V4-Flash")
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    published = {**v4_flash, "quantization_config": blocks, "expert_dtype": "fp4"}
+    yield replace(shape, stored=stored_weights(published, shape))
+    sparse = {"sparse_index_dim": 128, "sparse_num_index_heads": 4}
+    minimax = {
+        "model_type": "minimax_m3",
+        "hidden_size": 6144,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "dense_intermediate_size": 12_288,
+        "moe_layer_freq": [0] * 3 + [1] * 57,
+        "sparse_attention_config": {**sparse, "sparse_attention_freq": [0] * 3 + [1] * 57},
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "vocab_size": 200_064,
+        "max_position_embeddings": 1024 * _K,
+    }
+    yield from_config(minimax, name="MiniMaxAI/MiniMax-M3")
+    gemma_4 = {
+        "model_type": "gemma4_text",
+        "hidden_size": 2816,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "num_global_key_value_heads": 2,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "layer_types": ([*["sliding_attention"] * 5, "full_attention"]) * 5,
+        "sliding_window": 1024,
+        "intermediate_size": 2112,
+        "enable_moe_block": True,
+        "moe_intermediate_size": 704,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "vocab_size": 262_144,
+        "max_position_embeddings": 256 * _K,
+    }
+    whole = {"text_config": gemma_4, "vision_config": True}
+    yield from_config(whole, name="google/gemma-4-26B-A4B")
+
+
+def _qwen_vision() -> Iterator[ModelShape]:
+    """The language models of Qwen3-VL are those of Qwen3, for longer prompts."""
+    for size in ("2B", "4B", "8B", "32B", "30B-A3B", "235B-A22B"):
+        text = {"2B": "1.7B"}.get(size, size)
+        (shape,) = (shape for shape in _qwen() if shape.name == f"Qwen/Qwen3-{text}")
+        yield replace(
+            shape,
+            name=f"Qwen/Qwen3-VL-{size}",
+            max_len_tokens=256 * _K,
+            left_out=("the vision encoder",),
+        )
+
+
 def _experts(count: int, active: int, width: int, shared: int) -> Experts:
     return Experts(count=count, active=active, width=width, shared=shared)
 
@@ -292,7 +420,7 @@ def _deepseek() -> Iterator[ModelShape]:
         ),
         (
             "moonshotai/",
-            ("Kimi-K2.5",),
+            ("Kimi-K2.5", "Kimi-K2.6"),
             (61, 7168, 64, 18_432, 256, 163_840, 1536),
             (384, 8, 2048, 1, 1),
         ),
@@ -390,6 +518,8 @@ def _qwen_before_2() -> Iterator[ModelShape]:
 def _others() -> Iterator[ModelShape]:
     intern = ("internlm/internlm-20b", 60, 5120, 40, 40, 128, 13_824, 4 * _K)
     yield from _rows(103_168, intern)
+    mimo = ("XiaomiMiMo/MiMo-7B", 36, 4096, 32, 8, 128, 11_008, 32 * _K)
+    yield from _rows(151_680, mimo)
     smol = ("HuggingFaceTB/SmolLM2-1.7B", 24, 2048, 32, 32, 64, 8192, 8 * _K)
     yield from _rows(49_152, smol, tied=True)
     minimax = tuple(
@@ -453,6 +583,9 @@ _FAMILIES = (
     _qwen,
     _qwen_before_2,
     _qwen_hybrid,
+    _qwen_vision,
+    _nemotron_3,
+    _selective,
     _mistral,
     _deepseek,
     _openai,
@@ -462,15 +595,18 @@ _FAMILIES = (
     _others,
 )
 
-_EXPERTS_ONLY = ("openai/gpt-oss", "moonshotai/Kimi-K2.5")
-"""Starts of ids of models of which only the routed experts are quantized."""
+_EXPERTS_ONLY: Mapping[str, Format] = {
+    "openai/gpt-oss": MXFP4,
+    "moonshotai/Kimi-K2.5": integers(4, MX_GROUP, zero_point=False),
+    "moonshotai/Kimi-K2.6": integers(4, MX_GROUP, zero_point=False),
+}
+"""Formats of routed experts where the authors quantize only these, by the start of ids."""
 
 
 def _as_stored(shape: ModelShape) -> ModelShape:
-    if not shape.name.startswith(_EXPERTS_ONLY):
-        return shape
-    dtype = next(own for start, own in _STORED_AS.items() if shape.name.startswith(start))
-    return replace(shape, stored=experts_only_weights(dtype, shape))
+    formats = (own for start, own in _EXPERTS_ONLY.items() if shape.name.startswith(start))
+    own = next(formats, None)
+    return shape if own is None else replace(shape, stored=experts_only_weights(own, shape))
 
 
 KNOWN_MODELS: Mapping[str, ModelShape] = MappingProxyType(
@@ -482,7 +618,8 @@ KNOWN_MODELS: Mapping[str, ModelShape] = MappingProxyType(
 def find_shape(hub_id: str) -> ModelShape:
     """The shape of a model by its hub id, or by that of a variant of the same shape.
 
-    Case, organisation, tuning and quantization in the id do not matter.
+    Case, organisation, tuning and quantization in the id do not matter for the shape. Of models
+    with experts that are named after NVFP4, only the routed experts are stored so, as NVIDIA does.
 
     Raises:
         UnknownModel: the model is not known.
@@ -501,6 +638,9 @@ def find_shape(hub_id: str) -> ModelShape:
             f"the shape of {hub_id!r} is not known by its name",
             f"try {names}, or give the path of its config.json",
         )
+    is_nvfp4 = not {"nvfp4", "fp4"}.isdisjoint(_parts(hub_id))
+    if is_nvfp4 and shape.experts is not None:
+        return replace(shape, stored=experts_only_weights(nvfp4(None), shape))
     return shape
 
 

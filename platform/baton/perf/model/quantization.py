@@ -424,10 +424,9 @@ def _with_experts(scheme: _Scheme, experts: Format) -> _Scheme:
     return _Scheme(main=scheme.main, format_of=format_of)
 
 
-def experts_only_weights(dtype: Dtype, shape: ModelShape) -> StoredWeights:
-    """Routed experts in one type with groups of 32, the rest in 16 bits (gpt-oss, Kimi-K2.5)."""
-    four = MXFP4 if dtype is Dtype.FP4 else integers(4, MX_GROUP, zero_point=False)
-    return _stored_by(_experts_only(four), "", shape)
+def experts_only_weights(experts: Format, shape: ModelShape) -> StoredWeights:
+    """Routed experts in one format, the rest in 16 bits."""
+    return _stored_by(_experts_only(experts), "", shape)
 
 
 def kv_dtype(config: Mapping[str, object]) -> Dtype | None:
