@@ -168,6 +168,31 @@ def test_a_network_of_a_search_has_layers_of_each_size() -> None:
         from_config(config, name="mine")
 
 
+def test_layers_that_share_keys_keep_none_and_each_layer_may_have_embeddings() -> None:
+    """Gemma 4 with its last ten of 30 layers sharing: eight windowed, and two of heads of 512."""
+    text = CONFIGS["google/gemma-4-26B-A4B"]["text_config"]
+    config = {**text, "num_kv_shared_layers": 10, "hidden_size_per_layer_input": 256}
+    shape = from_config(config, name="mine")
+    assert shape.kv_token_bytes(Dtype.BF16) == 2 * 2 * (17 * 8 * 256 + 3 * 2 * 512)
+    alone = from_config({**config, "hidden_size_per_layer_input": 0}, name="mine")
+    mixing = 30 * 256 * 3 * 2816
+    assert shape.parameters - alone.parameters == 30 * 256 * 262_144 + mixing
+    assert shape.active_parameters - alone.active_parameters == mixing, "one row is looked up"
+
+
+def test_newer_files_list_heads_of_layers_without_a_window() -> None:
+    text = CONFIGS["google/gemma-4-26B-A4B"]["text_config"]
+    old_keys = ("global_head_dim", "num_global_key_value_heads")
+    config = {key: value for key, value in text.items() if key not in old_keys}
+    full = {"head_dim": 512, "num_key_value_heads": 2}
+    layers = {f"{layer:02}": full for layer in (5, 11, 17, 23, 29)}
+    shape = from_config({**config, "per_layer_config": layers}, name="mine")
+    assert shape == replace(from_config(text, name="mine"))
+    layers["29"] = {"head_dim": 128}
+    with pytest.raises(UnknownModel, match="got layers that differ"):
+        from_config({**config, "per_layer_config": layers}, name="mine")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

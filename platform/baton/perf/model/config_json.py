@@ -15,6 +15,7 @@ from baton.perf.model.layers import (
     LatentAttention,
     Layer,
     StateMixer,
+    TokenInput,
     delta_attention,
     gated_delta_net,
     mamba_1,
@@ -27,6 +28,8 @@ _MAMBA_RANK_DIVISOR: Final = 16
 """Of the hidden size, where `mamba_dt_rank` is "auto"."""
 _FULL_ATTENTION: Final = frozenset({"full_attention", "attention", "*"})
 _COMPRESSION_RATIOS: Final = (0, 4, 128)
+_GEMMA_GLOBAL_HEAD_DIM: Final = 512
+"""Default of Gemma 4's configuration class in transformers."""
 _NAS_FFN_MULTIPLE: Final = 256
 """Source: `_find_multiple` of vLLM 0.32's `models/nemotron_nas.py`."""
 
@@ -255,13 +258,13 @@ def _mixed(
 
 
 def _qwen(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
-    """Qwen3-Next and Qwen3.5."""
+    """Qwen3-Next and Qwen3.5, and OLMo of the same layers, whose attention has no gate."""
     period = keys.optional_count("full_attention_interval") or 4
     types = keys.texts("layer_types") or [
         "full_attention" if (position + 1) % period == 0 else "linear_attention"
         for position in range(shape.layers)
     ]
-    gated = keys.value("attn_output_gate") is not False
+    gated = keys.model_type != "olmo_hybrid" and keys.value("attn_output_gate") is not False
     attention = _attention(shape, gated=gated)
     return _mixed(shape, types, attention, _gated_delta_net(keys, shape.hidden))
 
@@ -376,20 +379,59 @@ def _nemotron_h(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
 
 
 def _gemma_4(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
-    """Layers without a window have heads of another size; experts are beside a feed-forward."""
+    """Layers without a window have heads of another size; experts are beside a feed-forward.
+
+    The last layers of small models use keys and values of earlier ones, and each layer has
+    embeddings of its own. Newer files list what differs in `per_layer_config`.
+    """
+    types = keys.texts("layer_types")
     windowed = replace(_attention(shape), window_tokens=shape.window_tokens)
-    full = replace(
-        _attention(shape),
-        head_dim=keys.optional_count("global_head_dim") or shape.head_dim,
-        kv_heads=keys.optional_count("num_global_key_value_heads") or shape.kv_heads,
-        keys_are_values=bool(keys.value("attention_k_eq_v")),
-    )
+    full = _gemma_4_full(keys, shape, types)
+    width = keys.optional_count("hidden_size_per_layer_input")
+    vocab = keys.optional_count("vocab_size_per_layer_input") or shape.vocab
     has_experts = bool(keys.value("enable_moe_block"))
-    rest = Layer(ffn_width=shape.ffn_width, experts=shape.experts if has_experts else None)
-    return [
-        replace(rest, attention=windowed if type_ == "sliding_attention" else full)
-        for type_ in keys.texts("layer_types")
-    ]
+    rest = Layer(
+        experts=shape.experts if has_experts else None,
+        token_input=TokenInput(width=width, vocab=vocab) if width else None,
+    )
+    first_shared = len(types) - (keys.optional_count("num_kv_shared_layers") or 0)
+    is_doubled = bool(keys.value("use_double_wide_mlp"))
+    layers = []
+    for position, type_ in enumerate(types):
+        is_shared = position >= first_shared
+        own = windowed if type_ == "sliding_attention" else full
+        layers.append(
+            replace(
+                rest,
+                attention=replace(own, shares_kv=is_shared),
+                ffn_width=shape.ffn_width * (2 if is_shared and is_doubled else 1),
+            )
+        )
+    return layers
+
+
+def _gemma_4_full(keys: ConfigKeys, shape: ModelShape, types: Sequence[str]) -> Attention:
+    """Attention of layers without a window."""
+    listed = keys.value("per_layer_config")
+    changes = list(listed.values()) if isinstance(listed, Mapping) else []
+    is_listed = len(changes) == sum(type_ in _FULL_ATTENTION for type_ in types)
+    first = changes[0] if changes else {}
+    if any(change != first for change in changes) or (changes and not is_listed):
+        keys.refuse("per_layer_config", "layers that differ", "layers without a window alike")
+    first = first if isinstance(first, Mapping) else {}
+    head_dim, kv_heads = first.get("head_dim"), first.get("num_key_value_heads")
+    if not isinstance(head_dim, int):
+        head_dim = keys.optional_count("global_head_dim") or _GEMMA_GLOBAL_HEAD_DIM
+    is_shared = bool(keys.value("attention_k_eq_v"))
+    if not isinstance(kv_heads, int):  # those of layers without a window count only with one key
+        own = keys.optional_count("num_global_key_value_heads") if is_shared else None
+        kv_heads = own or shape.kv_heads
+    return replace(
+        _attention(shape),
+        head_dim=head_dim,
+        kv_heads=kv_heads,
+        keys_are_values=is_shared,
+    )
 
 
 def _nemotron_nas(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
@@ -516,6 +558,15 @@ def _minicpm_3(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
 
 
 _QWEN: Final = ("full_attention_interval", "attn_output_gate", "mamba_ssm_dtype")
+_GEMMA: Final = (
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "attention_k_eq_v",
+    "per_layer_config",
+    "hidden_size_per_layer_input",
+    "num_kv_shared_layers",
+    "use_double_wide_mlp",
+)
 _MAMBA: Final = ("mamba", "linear_attention", "attention", "layer_types")
 _HYBRIDS: Mapping[str, _Hybrid] = {
     **dict.fromkeys(
@@ -531,15 +582,14 @@ _HYBRIDS: Mapping[str, _Hybrid] = {
     ),
     "bamba": _Hybrid(_bamba, (*_MAMBA, "attn_layer_indices")),
     "granitemoehybrid": _Hybrid(_granite, _MAMBA),
-    "falcon_h1": _Hybrid(_falcon_h1, (*_MAMBA, "hybrid", "parallel")),
+    "falcon_h1": _Hybrid(_falcon_h1, (*_MAMBA, "hybrid", "ssm_")),
     "jamba": _Hybrid(_jamba, (*_MAMBA, "attn_layer_")),
     "nemotron_h": _Hybrid(
         _nemotron_h,
         (*_MAMBA, "moe", "mlp", "ssm_state_size", "hybrid_override_pattern", "layers_block_type"),
     ),
-    "gemma4_text": _Hybrid(
-        _gemma_4, ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v")
-    ),
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), _Hybrid(_gemma_4, _GEMMA)),
+    "olmo_hybrid": _Hybrid(_qwen, ("linear_", "linear_attention")),
     "nemotron-nas": _Hybrid(_nemotron_nas, ("block_configs",)),
     **dict.fromkeys(
         ("minimax_m3", "minimax_m3_text", "minimax_m3_vl_text"),

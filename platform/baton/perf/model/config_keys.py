@@ -21,6 +21,7 @@ _NOT_GATED = frozenset(
         "RefinedWeb",
     }
     | {"RefinedWebModel", "mpt", "phi", "starcoder2", "nemotron", "arcee", "apertus", "nemotron_h"}
+    | {"jais2", "nanochat", "persimmon"}
 )
 """Model types whose feed-forward has two matrices."""
 _DEFAULT_FFN_4X = frozenset(
@@ -41,7 +42,7 @@ _DEFAULT_FFN_4X = frozenset(
 _TIED_BY_DEFAULT = frozenset(
     {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "opt", "falcon", "RefinedWeb", "RefinedWebModel"}
     | {"mpt", "gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "starcoder2"}
-    | {"gemma4_text", "lfm2", "lfm2_moe"}
+    | {"gemma4_text", "gemma4_unified_text", "lfm2", "lfm2_moe"}
 )
 """Model types whose configuration classes in Hugging Face transformers default to tied embeddings
 (`tie_word_embeddings`)."""

@@ -51,6 +51,12 @@ def _kernels(shape: ModelShape, layer: Layer, tp: int) -> LayerKernels:
         ffn = _feed_forward(shape, shape.hidden, layer.ffn_width, tp)
         matrices += ffn
         elements += 2 * ffn[0].outputs
+    if layer.token_input is not None:
+        matrices += [
+            Matrix(inputs=module.inputs, outputs=module.outputs)
+            for module in layer.token_input.modules(shape.hidden)
+            if module.part is not Part.EMBEDDING
+        ]
     if (experts := layer.experts) is not None:
         if shared_width := experts.all_shared_width:
             matrices += _feed_forward(shape, shape.hidden, shared_width, tp)
@@ -87,8 +93,9 @@ def attention_matrices(attention: Attention, hidden: int, tp: int) -> tuple[Matr
     if latent is None:
         kv_heads = per_device(attention.kv_heads, tp)
         values = attention.value_dim or attention.head_dim
-        outputs = ((2 if attention.gated else 1) * heads + kv_heads) * attention.head_dim
-        outputs += 0 if attention.keys_are_values else kv_heads * values
+        outputs = (2 if attention.gated else 1) * heads * attention.head_dim
+        outputs += 0 if attention.shares_kv else kv_heads * attention.head_dim
+        outputs += 0 if attention.keys_are_values or attention.shares_kv else kv_heads * values
         products: tuple[Matrix, ...] = (
             Matrix(inputs=hidden, outputs=outputs),
             Matrix(inputs=heads * values, outputs=hidden),

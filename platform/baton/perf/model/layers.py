@@ -170,6 +170,8 @@ class Attention:
     keys_are_values: bool = False
     """One projection for both; both are kept."""
     compression: Compression | None = None
+    shares_kv: bool = False
+    """Keys and values are those of an earlier layer."""
     keeps_heads: bool = False
     """The cache has the heads' keys and values, not their latent."""
 
@@ -183,8 +185,9 @@ class Attention:
             values, kv_heads = self.value_dim or self.head_dim, self.kv_heads
             queries = (2 if self.gated else 1) * self.heads * self.head_dim
             yield Module("self_attn.q_proj", Part.ATTENTION, hidden, queries)
-            yield Module("self_attn.k_proj", Part.KEY_VALUE, hidden, kv_heads * self.head_dim)
-            if not self.keys_are_values:
+            if not self.shares_kv:
+                yield Module("self_attn.k_proj", Part.KEY_VALUE, hidden, kv_heads * self.head_dim)
+            if not (self.keys_are_values or self.shares_kv):
                 yield Module("self_attn.v_proj", Part.KEY_VALUE, hidden, kv_heads * values)
             yield Module("self_attn.o_proj", Part.ATTENTION, self.heads * values, hidden)
         if (indexer := self.indexer) is not None:
@@ -253,6 +256,8 @@ class Attention:
         for 512 + 64), `DeepseekV32IndexerCache` (132 for 128), `TritonAttentionBackend` and
         `FlashInferBackend.customize_spec`.
         """
+        if self.shares_kv:
+            return 0.0
         indexer_bytes = self.indexer.key_bytes if self.indexer else 0
         if (compression := self.compression) is not None:
             kept_bytes = self._vector_bytes(dtype, compression) + indexer_bytes
@@ -275,6 +280,21 @@ class Attention:
             case _:
                 latent_bytes = (rank + rope) * DTYPE_BYTES[dtype]
         return latent_bytes + indexer_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInput:
+    """Embeddings that each layer has of its own, beside the hidden state (Gemma 4 E2B)."""
+
+    width: int
+    vocab: int
+
+    def modules(self, hidden: int) -> Iterator[Module]:
+        """The layer's part of the embeddings, and the matrices that mix them in."""
+        yield Module("embed_tokens_per_layer", Part.EMBEDDING, self.vocab, self.width)
+        yield Module("per_layer_model_projection", Part.FFN, hidden, self.width)
+        yield Module("per_layer_input_gate", Part.FFN, hidden, self.width)
+        yield Module("per_layer_projection", Part.FFN, self.width, hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +324,7 @@ class Layer:
     state: StateMixer | None = None
     ffn_width: int = 0
     experts: Experts | None = None
+    token_input: TokenInput | None = None
 
     @property
     def fixed_bytes(self) -> float:
@@ -319,6 +340,8 @@ class Layer:
             yield from self.state.matrices
         if self.ffn_width:
             yield from _ffn("mlp.", Part.FFN, hidden, self.ffn_width, gated=gated)
+        if self.token_input is not None:
+            yield from self.token_input.modules(hidden)
         if (experts := self.experts) is None:
             return
         seen = experts.latent or hidden

@@ -154,7 +154,11 @@ class ModelShape:
     @property
     def common_layer_parameters(self) -> int:
         """Of all layers, without embeddings and routed experts: those that every token uses."""
-        return self.layer_parameters - self.routed_parameters
+        looked_up = sum(
+            count * self.part_parameters(layer)[Part.EMBEDDING]
+            for layer, count in self.layer_counts().items()
+        )
+        return self.layer_parameters - self.routed_parameters - looked_up
 
     @property
     def routed_parameters(self) -> int:
