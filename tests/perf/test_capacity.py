@@ -262,6 +262,8 @@ class Plain:
             self.step_s,
             self.decode_s * batch.decode_requests,
             self.token_s * batch.prefill_tokens,
+            0.0,
+            0.0,
             self.pair_s * batch.prefill_pairs + self.context_s * batch.decode_context_tokens,
             0.0,
             1e-4 * batch.finished_prefills,
@@ -305,9 +307,7 @@ class Twin:
                 self.now = max(self.now, min(self.free_at))
             self.arrive()
             self.step()
-        skipped = self.how.warm_up_requests
-        ttfts = [ttft for number, ttft in self.ttfts.items() if number >= skipped]
-        tpots = [tpot for number, tpot in self.tpots.items() if number >= skipped]
+        ttfts, tpots = list(self.ttfts.values()), list(self.tpots.values())
         return sum(ttfts) / len(ttfts), sum(tpots) / len(tpots) if tpots else 0.0
 
     def arrive(self) -> None:
@@ -370,7 +370,7 @@ LENGTHS = st.lists(
 def test_many_steps_at_once_are_as_one_at_a_time(
     requests: list[RequestLengths], clients: int, places: int
 ) -> None:
-    how = replace(loop(clients), max_running_requests=places, warm_up_requests=len(requests) // 2)
+    how = replace(loop(clients), max_running_requests=places)
     seen = simulate_closed_loop(Plain(), requests, how)
     ttft_s, tpot_s = Twin(Plain(), requests, how).means()
     assert sum(seen.tpot) == pytest.approx(tpot_s, rel=1e-6, abs=1e-9)
@@ -421,7 +421,12 @@ def test_prompts_do_not_gather_beyond_what_fills_a_step() -> None:
 
 
 def test_there_must_be_something_to_measure() -> None:
-    with pytest.raises(ValueError, match="2 requests, of which 2 are not measured"):
-        simulate_closed_loop(
-            Plain(), [RequestLengths(1, 2)] * 2, replace(loop(1), warm_up_requests=2)
-        )
+    with pytest.raises(ValueError, match="got no requests, expected 1 or more"):
+        simulate_closed_loop(Plain(), [], loop(1))
+
+
+def test_prompts_that_are_not_mixed_with_decodes_stop_these() -> None:
+    requests = [RequestLengths(100, 2), RequestLengths(900, 20)] * 4
+    mixed = simulate_closed_loop(Plain(), requests, loop(2))
+    apart = simulate_closed_loop(Plain(), requests, replace(loop(2), mixes_steps=False))
+    assert sum(apart.tpot) > sum(mixed.tpot)

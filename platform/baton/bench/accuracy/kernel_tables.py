@@ -18,7 +18,8 @@ from baton.perf.hardware.efficiency import Efficiency
 from baton.perf.model.layer_work import Matrix
 from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch, attention_pairs
-from baton.perf.steps.roofline import Roofline, StepParts, gemm_s
+from baton.perf.steps.kernels import gemm_s
+from baton.perf.steps.roofline import Roofline, StepParts
 
 _MILLI = 1e-3
 _MIN_WEIGHTS = 2_000_000
@@ -121,7 +122,9 @@ def attention_observations(path: Path, accelerator: Accelerator) -> list[Measure
                 parts=StepParts(
                     fixed_s=0.0,
                     requests_s=0.0,
+                    prefill_s=0.0,
                     gemm_s=0.0,
+                    experts_s=0.0,
                     attention_s=parts.attention_s,
                     wire_s=0.0,
                     unscaled_s=0.0,

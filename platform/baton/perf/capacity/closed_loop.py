@@ -20,7 +20,7 @@ from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.roofline import StepParts
 
 _UNBOUNDED_STEPS = 1 << 40
-_ZERO = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_ZERO = StepParts(*(0.0 for _ in StepParts._fields))
 
 
 class StepPartsTiming(Protocol):
@@ -47,13 +47,13 @@ class ClosedLoop:
     max_batched_tokens: int
     think_time_s: float = 0.003
     """From an answer's last token to the arrival of the client's next request; it misses a step."""
-    warm_up_requests: int = 0
-    """Number of first requests that are not measured."""
     max_prefill_delay_steps: int = 0
     """New prompts wait for at most this number of decode steps, so that more are computed together,
     """
     prefill_batch_tokens: int = 0
     """and until this number of prompt tokens waits."""
+    mixes_steps: bool = True
+    """Whether a step that prefills also decodes for running requests."""
 
 
 class MeanLatencies(NamedTuple):
@@ -93,12 +93,10 @@ def simulate_closed_loop(
     """Run until all requests have ended.
 
     Raises:
-        ValueError: there are no requests after the warm-up.
+        ValueError: there are no requests.
     """
-    if len(requests) <= loop.warm_up_requests:
-        raise ValueError(
-            f"{len(requests)} requests, of which {loop.warm_up_requests} are not measured"
-        )
+    if not requests:
+        raise ValueError("closed loop: got no requests, expected 1 or more")
     state = _State()
     state.unsent.extend(_Request(lengths, number) for number, lengths in enumerate(requests))
     for _ in range(min(loop.clients, len(requests))):
@@ -123,11 +121,13 @@ def _step(timing: StepPartsTiming, state: _State, loop: ClosedLoop) -> None:
     is_delaying = _is_delaying_prefill(state, loop)
     chunks = [] if is_delaying else _chunks(state, loop)
     limits = _step_limits(state, loop, is_delaying=is_delaying)
-    steps, duration = _timed_steps(timing, state.running, chunks, limits)
+    decodes = loop.mixes_steps or not chunks
+    steps, duration = _timed_steps(timing, state.running if decodes else [], chunks, limits)
     state.delayed_steps = state.delayed_steps + steps if is_delaying else 0
     state.elapsed = _add(state.elapsed, duration)
     state.now_s += sum(duration)
-    _finish_decode_steps(state, steps, loop)
+    if decodes:
+        _finish_decode_steps(state, steps, loop)
     _finish_chunks(state, chunks, loop)
 
 
@@ -156,7 +156,7 @@ def _step_limits(state: _State, loop: ClosedLoop, *, is_delaying: bool) -> tuple
 
 def _chunks(state: _State, loop: ClosedLoop) -> list[tuple[_Request, int]]:
     """Prompts and their chunk sizes of the next step."""
-    free_tokens = loop.max_batched_tokens - len(state.running)
+    free_tokens = loop.max_batched_tokens - (len(state.running) if loop.mixes_steps else 0)
     free_slots = loop.max_running_requests - len(state.running)
     chunks: list[tuple[_Request, int]] = []
     for request in state.waiting:
@@ -212,9 +212,8 @@ def _finish_decode_steps(state: _State, steps: int, loop: ClosedLoop) -> None:
         if request.remaining_tokens > 0:
             unfinished.append(request)
             continue
-        if request.index >= loop.warm_up_requests:
-            gaps = request.lengths.output_tokens - 1
-            state.tpots.append(_scale(_subtract(state.elapsed, request.first_token_at), 1 / gaps))
+        gaps = request.lengths.output_tokens - 1
+        state.tpots.append(_scale(_subtract(state.elapsed, request.first_token_at), 1 / gaps))
         _send_next(state, loop.think_time_s)
     state.running = unfinished
 
@@ -227,8 +226,7 @@ def _finish_chunks(state: _State, chunks: list[tuple[_Request, int]], loop: Clos
             continue
         state.waiting.remove(request)
         request.first_token_at = state.elapsed
-        if request.index >= loop.warm_up_requests:
-            state.ttfts.append(_subtract(state.elapsed, request.sent_at))
+        state.ttfts.append(_subtract(state.elapsed, request.sent_at))
         request.context_tokens = request.lengths.prompt_tokens + 1
         request.remaining_tokens = request.lengths.output_tokens - 1
         if request.remaining_tokens > 0:
@@ -245,9 +243,9 @@ def _finishes_prompt(request: _Request, chunk: int) -> bool:
 
 
 def _add(left: StepParts, right: StepParts) -> StepParts:
-    a, b, c, d, e, f = left
-    u, v, w, x, y, z = right
-    return StepParts(a + u, b + v, c + w, d + x, e + y, f + z)
+    a, b, c, d, e, f, g, h = left
+    s, t, u, v, w, x, y, z = right
+    return StepParts(a + s, b + t, c + u, d + v, e + w, f + x, g + y, h + z)
 
 
 def _subtract(left: StepParts, right: StepParts) -> StepParts:
@@ -255,8 +253,17 @@ def _subtract(left: StepParts, right: StepParts) -> StepParts:
 
 
 def _scale(parts: StepParts, factor: float) -> StepParts:
-    a, b, c, d, e, f = parts
-    return StepParts(a * factor, b * factor, c * factor, d * factor, e * factor, f * factor)
+    a, b, c, d, e, f, g, h = parts
+    return StepParts(
+        a * factor,
+        b * factor,
+        c * factor,
+        d * factor,
+        e * factor,
+        f * factor,
+        g * factor,
+        h * factor,
+    )
 
 
 def _mean(values: Sequence[StepParts]) -> StepParts:

@@ -37,7 +37,7 @@ _ROBUST_ERRORS = 2.0
 standard deviations, which are 2 medians of the absolute error of a normal distribution."""
 _MAX_EXTRAPOLATION = 2.0
 """A calibrated model answers up to this factor beyond the calibrated conditions."""
-_MAX_FIRST_TOKEN_OVERHEAD_S = 0.02
+_MAX_FIRST_TOKEN_OVERHEAD_S = 0.05
 """Upper bound between an engine's first token and its client, without queues."""
 
 
@@ -54,17 +54,26 @@ class Factors(NamedTuple):
 
     step: float = 1.0
     requests: float = 1.0
+    prefill: float = 1.0
     gemm: float = 1.0
     gemm_narrow: float = 1.0
     """Of inputs narrower than 16 bits."""
+    experts: float = 1.0
     attention: float = 1.0
     communication: float = 1.0
 
 
-_ENGINE_FACTORS = 2
+_ENGINE_FACTORS = 3
 """The first factors, and the time before first tokens, belong to an engine."""
 _FACTOR_BOUNDS = Factors(
-    step=5.0, requests=10.0, gemm=1.6, gemm_narrow=1.6, attention=2.0, communication=2.5
+    step=5.0,
+    requests=10.0,
+    prefill=10.0,
+    gemm=1.6,
+    gemm_narrow=1.6,
+    experts=1.6,
+    attention=2.0,
+    communication=2.5,
 )
 """Each factor stays between this and its inverse, as tables of kernels are no further off."""
 
@@ -231,8 +240,10 @@ def scale_efficiency(efficiency: Efficiency, factors: Factors) -> Efficiency:
         efficiency,
         step_s=efficiency.step_s * factors.step,
         request_s=efficiency.request_s * factors.requests,
+        prefill_layer_s=efficiency.prefill_layer_s * factors.prefill,
         gemm=efficiency.gemm * factors.gemm,
         gemm_narrow=efficiency.gemm_narrow * factors.gemm_narrow,
+        experts=efficiency.experts * factors.experts,
         attention=efficiency.attention * factors.attention,
         communication=efficiency.communication * factors.communication,
     )
@@ -243,8 +254,10 @@ def factors_between(start: Efficiency, end: Efficiency) -> Factors:
     return Factors(
         step=end.step_s / start.step_s,
         requests=end.request_s / start.request_s,
+        prefill=end.prefill_layer_s / start.prefill_layer_s,
         gemm=end.gemm / start.gemm,
         gemm_narrow=end.gemm_narrow / start.gemm_narrow,
+        experts=end.experts / start.experts,
         attention=end.attention / start.attention,
         communication=end.communication / start.communication,
     )
@@ -293,11 +306,11 @@ def _columns(row: Measurement, engines: Sequence[str]) -> list[float]:
     """A row's parts in the order of unknowns: kernels, then each engine's own."""
     parts = row.parts
     products = (0.0, parts.gemm_s) if row.narrow else (parts.gemm_s, 0.0)
-    columns = [*products, parts.attention_s, parts.wire_s]
+    columns = [*products, parts.experts_s, parts.attention_s, parts.wire_s]
     overhead_s = _MAX_FIRST_TOKEN_OVERHEAD_S if row.kind is MeasurementKind.FIRST_TOKEN else 0.0
     for engine in engines:
-        engine_columns = (parts.fixed_s, parts.requests_s, overhead_s)
-        columns += engine_columns if engine == row.engine else (0.0, 0.0, 0.0)
+        engine_columns = (parts.fixed_s, parts.requests_s, parts.prefill_s, overhead_s)
+        columns += engine_columns if engine == row.engine else (0.0,) * len(engine_columns)
     return columns
 
 

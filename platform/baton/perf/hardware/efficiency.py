@@ -1,6 +1,7 @@
-"""Efficiency of kernels relative to data sheets: one set of curves for all accelerators.
+"""Efficiency of kernels, and curves for those that were not measured.
 
-The curves depend only on a device's rated bandwidth and operations per second.
+The curves depend only on a device's rated bandwidth and operations per second. They serve devices
+without tables, and scale the tables of a GPU's relative.
 
 Source: fits to kernel times under vLLM on A100 and H100, from the kernel tables of NVIDIA
 AIConfigurator (Apache-2.0, vllm 0.14.0 and 0.24.0), which `bench/accuracy/kernel_tables.py` reads.
@@ -80,23 +81,28 @@ def gemm_curve(dtype: Dtype) -> GemmCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """Costs of a step that data sheets do not contain; calibration scales the first six.
+    """Costs of a step that data sheets do not contain; calibration scales the first eight.
 
-    These are vLLM's of 2025, with asynchronous scheduling. Source: fit to its rows on H100 among
-    the measurements that AIConfigurator collects (InferenceX, Llama-3.1-70B in FP8).
+    Costs of the host are vLLM's. Source: fit to the rows of three engines on H100 among the
+    measurements that AIConfigurator collects (Llama-3.1 8B and 70B, Qwen3 32B and 235B,
+    gpt-oss-120b, MiniMax-M2.5), together.
     """
 
-    gemm: float = 0.97
-    """Factor on the seconds of the curves."""
-    gemm_narrow: float = 0.97
-    """The same, for inputs narrower than 16 bits: other kernels and another curve."""
-    attention: float = 1.11
-    communication: float = 0.72
-    """On the bytes of all-reduces, not their launches: vLLM fuses large all-reduces with norms."""
-    step_s: float = 1.05e-3
+    gemm: float = 0.99
+    """Factor on measured seconds of products."""
+    gemm_narrow: float = 0.89
+    """The same, for inputs narrower than 16 bits."""
+    experts: float = 0.9
+    """The same, of experts' grouped products."""
+    attention: float = 1.15
+    communication: float = 1.11
+    """On the bytes of all-reduces, not their launches."""
+    step_s: float = 0.7e-3
     """Fixed cost per step: scheduling, preparing inputs, launching, sampling."""
-    request_s: float = 5.0e-6
+    request_s: float = 17.0e-6
     """Per request in the step: its sampler, output and block table."""
+    prefill_layer_s: float = 160e-6
+    """Per layer of a step that prefills: it is launched kernel by kernel, not as a graph."""
     layer_s: float = 6.0e-6
     """Per layer: small kernels (two norms, rotation, activation) in a graph, 1.5 us each. Source:
     latency of small kernels in the tables above (all-reduce of 128 bytes: 4 us)."""

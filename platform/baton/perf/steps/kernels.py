@@ -1,0 +1,420 @@
+"""Seconds of kernels on one device: measured where there are tables, else by data sheets.
+
+Measured times come from `hardware/kernel_fits.py`. A GPU that was not measured has its relative's
+times, multiplied with the ratio of both by data sheets. A device without a relative has the times
+by data sheets: each product takes the time of its arithmetic or its bytes, with a rounded knee
+(`hardware/efficiency.py`). Prefill attention counts pairs of tokens, decode attention bytes of keys
+and values.
+
+Source: Williams et al., Roofline (CACM 2009); formulas per product in Pope et al. (2211.05102) §2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
+from baton.perf.hardware.catalogue import CATALOGUE
+from baton.perf.hardware.collectives import NO_COLLECTIVE, CollectiveTime, all_reduce
+from baton.perf.hardware.efficiency import Efficiency, GemmCurve, gemm_curve
+from baton.perf.hardware.kernel_fits import (
+    ExpertWidths,
+    LogGrid,
+    kernel_fits,
+    measured_system,
+)
+from baton.perf.model.layer_work import Matrix, per_device
+from baton.perf.model.layers import Attention, Experts, StateMixer
+
+_ACTIVATION_BYTES: Final = 2.0
+"""Activations between products have 16 bits."""
+_MEASURED_RANKS: Final = 8
+_LAUNCH_BYTES: Final = 256
+_CONTEXTS: Final = tuple(2.0**octave for octave in range(1, 18))
+"""Of a decode curve: 2, 4, ... 131,072 tokens."""
+_STATE_COMPUTE: Final = 0.3
+"""Share of the rated operations per second of a prompt's pass through a state. Source: the same
+tables, gated delta rule of Qwen3.5 (H100, vLLM 0.24)."""
+_STATE_OPS: Final = 8
+"""Per token and number of the state: decay, update and read, each a multiply-add, and the chunk's
+own products. Source: Yang et al., Gated Delta Networks (2412.06464) §3."""
+_EXPERT_TABLES: Final = {
+    Dtype.FP32: ("bf16",),
+    Dtype.BF16: ("bf16",),
+    Dtype.FP16: ("bf16",),
+    Dtype.FP8: ("fp8_block", "fp8"),
+    Dtype.INT8: ("fp8_block", "fp8"),
+    Dtype.FP4: ("mxfp4", "fp4"),
+    Dtype.INT4: ("int4", "mxfp4"),
+}
+_GEMM_TABLES: Final = {
+    Dtype.BF16: "bf16",
+    Dtype.FP16: "bf16",
+    Dtype.FP8: "fp8",
+    Dtype.INT8: "fp8",
+    Dtype.FP4: "fp4",
+}
+
+DecodeCurve = tuple[float, ...]
+"""Seconds of one layer's decode attention at each of the contexts 2, 4, ... tokens."""
+
+
+class EngineKernels:
+    """Kernels of one layout on one device; `weights` are those of all products but the experts'.
+
+    Of `tp` x `dp` devices, each rank of `tp` attends for its own requests, and all of them share
+    the experts, in `ep` groups.
+    """
+
+    def __init__(  # noqa: PLR0913 - a layout has as many sides as that
+        self,
+        device: Accelerator,
+        efficiency: Efficiency,
+        *,
+        engine: str,
+        tp: int,
+        dp: int,
+        ep: int,
+        weights: Dtype,
+        experts: Dtype,
+        kv: Dtype,
+    ) -> None:
+        self._device = device
+        self._efficiency = efficiency
+        self._tp, self._dp, self._ep = tp, dp, ep
+        self._weights, self._experts, self._kv = weights, experts, kv
+        self.inputs = compute_dtype(weights, device)
+        """Arithmetic type of products."""
+        self._fits = kernel_fits(device.name, engine)
+        relative = CATALOGUE.get(measured_system(device.name) or "")
+        self._relative = None if relative is None or relative.name == device.name else relative
+        """The device whose tables stand for it."""
+        table = _GEMM_TABLES.get(weights)
+        is_packed = table == "fp4" and Dtype.FP4 not in device.flops_by_dtype
+        self._gemm_grid = self._grid(None if is_packed else table)
+        self._output_grid = self._grid("bf16")
+        self._costs: dict[tuple[str, Attention], _AttentionCosts] = {}
+        self._expert_tables: dict[ExpertWidths, tuple[ExpertWidths, LogGrid] | None] = {}
+        self._reads_by_bytes = efficiency.decode_tile == 1
+        """Whether decode attention is limited by bytes on any device (XQA kernels)."""
+
+    def _grid(self, table: str | None) -> LogGrid | None:
+        return None if self._fits is None or table is None else self._fits.gemm(table)
+
+    # ------------------------------------------------------------------ products
+
+    def gemm_s(self, matrix: Matrix, rows: float) -> float:
+        """One product of a layer."""
+        return self._product_s(self._gemm_grid, matrix, rows, self._weights, self.inputs)
+
+    def output_s(self, matrix: Matrix, rows: float) -> float:
+        """The output layer, stored in 16 bits."""
+        return self._product_s(self._output_grid, matrix, rows, Dtype.BF16, Dtype.BF16)
+
+    def _product_s(
+        self, grid: LogGrid | None, matrix: Matrix, rows: float, weights: Dtype, inputs: Dtype
+    ) -> float:
+        if grid is None:
+            return gemm_s(self._device, matrix, rows, weights=weights, inputs=inputs)
+        seconds = grid.at(rows, matrix.outputs, matrix.inputs)
+        if self._relative is None:
+            return seconds
+        own_s, relative_s = (
+            gemm_s(device, matrix, rows, weights=weights, inputs=compute_dtype(weights, device))
+            for device in (self._device, self._relative)
+        )
+        return seconds * own_s / relative_s
+
+    # ------------------------------------------------------------------ experts
+
+    def experts_s(self, experts: Experts, hidden: int, tokens: float) -> float:
+        """One layer's routed experts: grouped products, one launch for all chosen experts."""
+        widths = ExpertWidths(
+            experts.latent or hidden,
+            experts.width,
+            experts.active,
+            experts.count,
+            max(1, self._tp * self._dp // self._ep),
+            self._ep,
+        )
+        if widths not in self._expert_tables:
+            self._expert_tables[widths] = self._nearest_experts(widths)
+        nearest = self._expert_tables[widths]
+        if nearest is None:
+            return self._sheet_experts_s(self._device, widths, tokens)
+        measured, grid = nearest
+        seconds = grid.at(tokens)
+        if measured == widths and self._relative is None:
+            return seconds
+        own_s = self._sheet_experts_s(self._device, widths, tokens)
+        return (
+            seconds
+            * own_s
+            / self._sheet_experts_s(self._relative or self._device, measured, tokens)
+        )
+
+    def _nearest_experts(self, widths: ExpertWidths) -> tuple[ExpertWidths, LogGrid] | None:
+        if self._fits is None:
+            return None
+        tables = (self._fits.experts(name) for name in _EXPERT_TABLES[self._experts])
+        found = [table.nearest(widths) for table in tables if table is not None]
+        return min(found, key=lambda item: item[0].distance(widths), default=None)
+
+    def _sheet_experts_s(self, device: Accelerator, widths: ExpertWidths, tokens: float) -> float:
+        """By curves.
+
+        Of E experts with k chosen per token, B tokens touch E * (1 - (1 - k/E)^B) when choices are
+        even. Source: linearity of expectation.
+        """
+        active, count = widths.active, widths.experts
+        touched = max(float(active), count * (1 - (1 - active / count) ** tokens)) / widths.ep
+        rows = tokens * active / widths.ep / touched
+        width = max(1, -(-widths.width // widths.tp))
+        matrices = (
+            Matrix(inputs=widths.hidden, outputs=2 * width),
+            Matrix(inputs=width, outputs=widths.hidden),
+        )
+        return sum(
+            gemm_s(
+                device,
+                matrix,
+                rows,
+                weights=self._experts,
+                inputs=compute_dtype(self._experts, device),
+                matrices=touched,
+            )
+            for matrix in matrices
+        )
+
+    # ------------------------------------------------------------------ attention
+
+    def prefill_attention_s(self, attention: Attention, tokens: int, pairs: float) -> float:
+        """One layer's, of prompts with these tokens and pairs in all; taken as alike."""
+        if (window := attention.window_tokens) is not None:
+            pairs = min(pairs, tokens * window)
+        measured = self._measured_prefill(attention)
+        if measured is None:
+            return self._sheet_prefill_s(self._device, attention, tokens, pairs)
+        grid, scale = measured
+        length = max(1.0, 2 * pairs / tokens - 1)
+        heads = per_device(attention.heads, self._tp) * tokens / self._dp / length
+        seconds = scale * grid.at(length, heads)
+        if self._relative is None:
+            return seconds
+        own_s, relative_s = (
+            self._sheet_prefill_s(device, attention, tokens, pairs)
+            for device in (self._device, self._relative)
+        )
+        return seconds * own_s / relative_s
+
+    def _sheet_prefill_s(
+        self, device: Accelerator, attention: Attention, tokens: int, pairs: float
+    ) -> float:
+        costs = self._attention_costs(device, attention)
+        all_pairs = (pairs + tokens * costs.extra_pairs) / self._dp
+        return self._efficiency.attention_launch_s + all_pairs * costs.pair_s
+
+    def _measured_prefill(self, attention: Attention) -> tuple[LogGrid, float] | None:
+        if self._fits is None:
+            return None
+        if attention.latent is None:
+            return self._fits.prefill_attention(attention.head_dim, self._kv)
+        grid = self._fits.latent_prefill(self._kv)
+        return None if grid is None else (grid, 1.0)
+
+    def decode_curve(self, attention: Attention, requests: int) -> DecodeCurve:
+        """One layer's decode attention for some requests of equal contexts; see `context_s`."""
+        local = -(-requests // self._dp)
+        measured = self._measured_decode(attention, local)
+        if measured is None:
+            return self._sheet_decode_curve(self._device, attention, local)
+        if self._relative is None:
+            return measured
+        own = self._sheet_decode_curve(self._device, attention, local)
+        relative = self._sheet_decode_curve(self._relative, attention, local)
+        return tuple(
+            seconds * own_s / relative_s
+            for seconds, own_s, relative_s in zip(measured, own, relative, strict=True)
+        )
+
+    def _sheet_decode_curve(
+        self, device: Accelerator, attention: Attention, requests: int
+    ) -> DecodeCurve:
+        costs = self._attention_costs(device, attention)
+        launch_s = self._efficiency.attention_launch_s
+        return tuple(
+            launch_s + requests * (costs.request_s + context * costs.token_s)
+            for context in _CONTEXTS
+        )
+
+    def _attention_costs(self, device: Accelerator, attention: Attention) -> _AttentionCosts:
+        key = (device.name, attention)
+        costs = self._costs.get(key)
+        if costs is None:
+            costs = self._costs[key] = _attention_costs(
+                device, attention, self._efficiency, tp=self._tp, kv=self._kv
+            )
+        return costs
+
+    def _measured_decode(self, attention: Attention, requests: int) -> DecodeCurve | None:
+        if self._fits is None:
+            return None
+        heads = per_device(attention.heads, self._tp)
+        if attention.latent is not None:
+            grid = self._fits.latent_decode(self._kv)
+            if grid is None:
+                return None
+            return tuple(grid.at(requests, context, heads) for context in _CONTEXTS)
+        found = self._fits.decode_attention(attention.head_dim, self._kv)
+        if found is None or self._reads_by_bytes:
+            return None
+        grid, scale = found
+        kv_heads = per_device(attention.kv_heads, self._tp)
+        return tuple(
+            scale * grid.at(requests * kv_heads, context, max(1.0, heads / kv_heads))
+            for context in _CONTEXTS
+        )
+
+    def state_prefill_s(self, state: StateMixer, tokens: int) -> float:
+        """One layer's pass of prompts through their states, beside its products."""
+        numbers = per_device(state.heads, self._tp) * state.key_dim * state.value_dim
+        rate = self._device.flops_of(Dtype.BF16) * _STATE_COMPUTE
+        return self._efficiency.attention_launch_s + _STATE_OPS * numbers * tokens / self._dp / rate
+
+    def state_decode_s(self, state: StateMixer, requests: int) -> float:
+        """One layer's states of decoding requests: each is read and written."""
+        moved_bytes = 2 * state.state_bytes / self._tp * requests / self._dp
+        rate = self._device.memory_bytes_per_s * self._efficiency.elementwise
+        return self._efficiency.attention_launch_s + moved_bytes / rate
+
+    # ------------------------------------------------------------------ communication
+
+    def reduce_time(self, payload_bytes: float, ranks: int) -> CollectiveTime:
+        """To sum `payload_bytes` over `ranks` devices."""
+        if ranks <= 1:
+            return NO_COLLECTIVE
+        grid = None if self._fits is None else self._fits.all_reduce()
+        sheet = all_reduce(payload_bytes, ranks, self._device)
+        if grid is None:
+            return sheet
+        known = min(ranks, _MEASURED_RANKS)
+        launch_s = grid.at(known, _LAUNCH_BYTES)
+        wire_s = max(0.0, grid.at(known, max(_LAUNCH_BYTES, payload_bytes)) - launch_s)
+        if self._relative is None and ranks == known:
+            return CollectiveTime(launch_s, wire_s)
+        other = all_reduce(payload_bytes, known, self._relative or self._device)
+        return CollectiveTime(
+            launch_s * sheet.launch_s / other.launch_s,
+            wire_s * sheet.wire_s / other.wire_s if other.wire_s else sheet.wire_s,
+        )
+
+
+def context_s(curve: DecodeCurve, context: float) -> float:
+    """Seconds at a context, linear between the points of the curve and beyond them."""
+    low = min(max(int(context).bit_length() - 2, 0), len(curve) - 2)
+    start = 2 << low
+    return curve[low] + (curve[low + 1] - curve[low]) * (context - start) / start
+
+
+class _AttentionCosts(NamedTuple):
+    """Unit costs of one layer's attention."""
+
+    pair_s: float
+    """Prefill: a pair of tokens, two products of a head's width."""
+    extra_pairs: float
+    """Prefill: fixed cost of each token, as a number of pairs."""
+    token_s: float
+    """Decode: an attended token, by bytes of keys and values or by tiles of queries, whichever is
+    slower."""
+    request_s: float
+    """Decode: a request."""
+
+
+def _attention_costs(
+    device: Accelerator, attention: Attention, efficiency: Efficiency, *, tp: int, kv: Dtype
+) -> _AttentionCosts:
+    heads, width = per_device(attention.heads, tp), DTYPE_BYTES[kv]
+    narrow = width < _ACTIVATION_BYTES
+    if attention.latent is None:
+        kv_heads = per_device(attention.kv_heads, tp)
+        pair_width = 2 * attention.head_dim
+        token_bytes = 2 * kv_heads * attention.head_dim * width
+        group = max(efficiency.decode_tile, -(-attention.heads // attention.kv_heads))
+        token_flops = 4 * kv_heads * group * attention.head_dim
+    else:
+        latent = attention.latent
+        kv_heads, rank = 1, latent.kv_rank + latent.rope_dim
+        pair_width = latent.nope_dim + latent.rope_dim + latent.value_dim
+        token_bytes = rank * width
+        token_flops = 2 * max(efficiency.decode_tile, heads) * (rank + latent.kv_rank)
+    rate = device.flops_of(Dtype.BF16)
+    return _AttentionCosts(
+        pair_s=2 * heads * pair_width / (rate * efficiency.prefill_attention),
+        extra_pairs=efficiency.prefill_extra_pairs_fp8
+        if narrow
+        else efficiency.prefill_extra_pairs,
+        token_s=max(
+            token_bytes / (device.memory_bytes_per_s * efficiency.decode_memory),
+            token_flops / (rate * efficiency.decode_compute),
+        ),
+        request_s=kv_heads * efficiency.attention_pair_s,
+    )
+
+
+def compute_dtype(weights: Dtype, accelerator: Accelerator) -> Dtype:
+    """The arithmetic type of products: the weights' type where the device supports it.
+
+    Other 4-bit and 8-bit weights are unpacked to 16 bits. Source: vLLM's Marlin kernels for
+    weight-only quantisation.
+    """
+    match weights:
+        case Dtype.FP32 | Dtype.BF16 | Dtype.FP16:
+            return weights
+        case Dtype.FP8 | Dtype.INT8 | Dtype.FP4:
+            return weights if weights in accelerator.flops_by_dtype else Dtype.BF16
+        case Dtype.INT4:
+            return Dtype.BF16
+
+
+def is_narrow(inputs: Dtype) -> bool:
+    """Whether products with such inputs use the curve for fewer than 16 bits."""
+    return DTYPE_BYTES[inputs] < _ACTIVATION_BYTES
+
+
+def gemm_s(
+    device: Accelerator,
+    matrix: Matrix,
+    rows: float,
+    *,
+    weights: Dtype,
+    inputs: Dtype,
+    matrices: float = 1.0,
+) -> float:
+    """One matrix product by the curves, or `matrices` products with other weights in one launch."""
+    curve = gemm_curve(inputs)
+    weight_count = matrix.inputs * matrix.outputs * matrices
+    arithmetic_s = 2 * rows * weight_count / (device.flops_of(inputs) * curve.compute_fraction)
+    reading_s = (
+        weight_count * DTYPE_BYTES[weights] / (device.memory_bytes_per_s * curve.memory_fraction)
+    )
+    moved_bytes = rows * matrices * _moved_bytes(matrix, curve)
+    quantized_elements = rows * matrices * matrix.inputs
+    return (
+        curve.launch_s
+        + curve.depth_s * matrix.inputs
+        + moved_bytes / (device.memory_bytes_per_s * curve.io_fraction)
+        + quantized_elements * curve.quantization_ops / device.flops_of(inputs)
+        + _smooth_max(arithmetic_s, reading_s, curve.norm_exponent)
+    )
+
+
+def _moved_bytes(matrix: Matrix, curve: GemmCurve) -> float:
+    return matrix.inputs * curve.activation_bytes + matrix.outputs * _ACTIVATION_BYTES
+
+
+def _smooth_max(first: float, second: float, knee: float) -> float:
+    low, high = sorted((first, second))
+    if not high:
+        return 0.0
+    return high * math.pow(1.0 + math.pow(low / high, knee), 1.0 / knee)

@@ -1,0 +1,159 @@
+"""Measured kernels: grids, their neighbours, and layouts that share experts."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.perf.hardware import kernel_fits
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency
+from baton.perf.hardware.kernel_fits import ExpertWidths, LogGrid
+from baton.perf.model.known_models import find_shape
+from baton.perf.model.layer_work import Matrix
+from baton.perf.model.layers import Attention
+from baton.perf.step_timing import StepBatch, attention_pairs
+from baton.perf.steps.kernels import EngineKernels, context_s
+from baton.perf.steps.roofline import Roofline
+from tests.perf.shapes import H100, LLAMA_70B
+
+GPU = find_accelerator("H100")
+GPT_OSS = find_shape("openai/gpt-oss-120b")
+
+
+def kernels_of(
+    gpu: str, *, weights: Dtype = Dtype.BF16, tp: int = 1, dp: int = 1, ep: int = 1
+) -> EngineKernels:
+    return EngineKernels(
+        find_accelerator(gpu),
+        DEFAULT_EFFICIENCY,
+        engine="vllm",
+        tp=tp,
+        dp=dp,
+        ep=ep,
+        weights=weights,
+        experts=weights,
+        kv=Dtype.BF16,
+    )
+
+
+def test_a_grid_is_a_straight_line_in_logarithms_and_grows_beyond_its_end() -> None:
+    grid = LogGrid([[1, 4], [1, 16]], [0.0, 4.0, 2.0, 6.0], (1, 0))
+    assert [grid.at(1, 1), grid.at(4, 16)] == [1.0, 64.0]
+    assert grid.at(2, 4) == pytest.approx(8.0)
+    assert grid.at(16, 16) == pytest.approx(4 * 64.0)
+    assert grid.at(4, 64) == pytest.approx(64.0)
+    assert grid.at(0.5, 1) == 1.0
+
+
+def test_a_decode_curve_is_a_straight_line_between_its_contexts() -> None:
+    curve = (1.0, 2.0, 6.0)
+    assert [context_s(curve, context) for context in (2, 3, 4, 6, 16)] == [1, 1.5, 2, 4, 14]
+    assert context_s(curve, 1) == 0.5
+
+
+def test_no_grid_is_further_off_than_a_quarter_on_rows_that_it_never_saw() -> None:
+    fits = json.loads((Path(kernel_fits.__file__).parent / "kernel_fits.json").read_text())
+    errors = [
+        grid["held_back_mape"]
+        for name, kernels in fits.items()
+        if name != "source"
+        for grid in kernels.values()
+    ]
+    assert len(errors) > 200
+    assert max(errors) <= 0.25
+    assert sorted(errors)[len(errors) // 2] < 0.07
+
+
+def test_a_gpu_without_tables_is_as_its_relative_but_for_its_data_sheet() -> None:
+    matrix = Matrix(inputs=8192, outputs=8192)
+
+    def seconds(gpu: str, rows: int, weights: Dtype = Dtype.BF16) -> float:
+        return kernels_of(gpu, weights=weights).gemm_s(matrix, rows)
+
+    assert seconds("B300", 4096) == pytest.approx(seconds("B200", 4096), rel=0.01)
+    assert seconds("B300", 8192, Dtype.FP4) < 0.8 * seconds("B200", 8192, Dtype.FP4)
+    assert seconds("L40S", 8192) > 2 * seconds("H100", 8192)
+
+
+def test_a_device_without_relatives_has_times_by_its_data_sheet() -> None:
+    assert kernel_fits.kernel_fits("mi300x", "vllm") is None
+    assert kernels_of("MI300X").gemm_s(Matrix(inputs=8192, outputs=8192), 4096) > 0
+
+
+def test_experts_in_the_tables_take_what_was_measured() -> None:
+    """Source: AIConfigurator, moe table of vLLM 0.24 on H100: 64 and 8,192 tokens."""
+    experts = GPT_OSS.experts
+    assert experts is not None
+    kernels = kernels_of("H100", weights=Dtype.FP4, tp=2)
+    for tokens, milliseconds in ((64, 0.308653), (8192, 2.174010)):
+        seconds = kernels.experts_s(experts, GPT_OSS.hidden, tokens)
+        assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.01)
+
+
+def test_experts_of_other_widths_are_scaled_from_the_nearest() -> None:
+    fits = kernel_fits.kernel_fits("h100_sxm", "vllm")
+    table = fits.experts("mxfp4") if fits else None
+    assert table is not None
+    near = ExpertWidths(2880, 2880, 4, 128, 2, 1)
+    assert table.nearest(near._replace(hidden=3000))[0] == near
+    experts = GPT_OSS.experts
+    assert experts is not None
+    kernels = kernels_of("H100", weights=Dtype.FP4, tp=2)
+    wider = replace(experts, width=2 * experts.width)
+    ratio = kernels.experts_s(wider, 2880, 8192) / kernels.experts_s(experts, 2880, 8192)
+    assert 1.4 < ratio < 2.2
+
+
+def test_prompts_of_twice_the_length_take_up_to_four_times_the_attention() -> None:
+    attention = Attention(heads=32, kv_heads=8, head_dim=128)
+    kernels = kernels_of("H100")
+
+    def seconds(tokens: int) -> float:
+        return kernels.prefill_attention_s(attention, tokens, attention_pairs(tokens, 0))
+
+    assert 2.5 < seconds(16_384) / seconds(8_192) < 4.0
+    assert seconds(65_536) / seconds(32_768) == pytest.approx(4.0, rel=0.02)
+
+
+def test_a_window_bounds_prompts_and_decodes() -> None:
+    full = Attention(heads=64, kv_heads=8, head_dim=64)
+    windowed = replace(full, window_tokens=128)
+    kernels, pairs = kernels_of("H100"), attention_pairs(8192, 0)
+    full_s = kernels.prefill_attention_s(full, 8192, pairs)
+    assert kernels.prefill_attention_s(windowed, 8192, pairs) < 0.3 * full_s
+
+
+def test_ranks_that_share_experts_read_fewer_keys_and_all_experts() -> None:
+    batch = StepBatch(decode_requests=64, decode_context_tokens=64 * 8000)
+    alone = Roofline(GPT_OSS, GPU, weights=Dtype.FP4).parts(batch)
+    ranks = Roofline(GPT_OSS, GPU, weights=Dtype.FP4, dp=8, ep=8).parts(batch)
+    assert ranks.attention_s < 0.4 * alone.attention_s
+    assert ranks.experts_s < 0.5 * alone.experts_s
+    assert alone.wire_s == 0 < ranks.wire_s
+
+
+def test_a_step_with_prompts_costs_the_host_more() -> None:
+    efficiency = Efficiency(prefill_layer_s=1e-3)
+    timing = Roofline(LLAMA_70B, H100, tp=2, efficiency=efficiency)
+    prefill = StepBatch(prefill_tokens=1, prefill_requests=1, prefill_pairs=1.0)
+    assert timing.parts(prefill).prefill_s == pytest.approx(80e-3)
+    assert timing.parts(StepBatch(decode_requests=1)).prefill_s == 0
+
+
+@pytest.mark.data
+def test_the_grids_are_those_that_the_tables_give() -> None:
+    folder = os.environ.get("BATON_TRACES")
+    tables = Path(folder or "../shared/data") / "perf" / "aiconfigurator" / "h100_sxm"
+    if not tables.is_dir():
+        pytest.skip(f"there are no kernel tables in {tables}")
+    pytest.importorskip("pyarrow")
+    from benchmarks.kernel_fits import fit_kernels
+
+    fits = json.loads((Path(kernel_fits.__file__).parent / "kernel_fits.json").read_text())
+    assert fit_kernels(tables, "vllm_0.24.0") == fits["h100_sxm/vllm"]
