@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from baton.bench.accuracy.measurements import MeasuredRow
+from baton.bench.accuracy.measurements import MeasuredPools, MeasuredRow, WorkerLayout
 from baton.domain.errors import BatonError, OutOfRange
 from baton.perf.capacity import closed_loop
 from baton.perf.capacity.closed_loop import ClosedLoop, RequestLengths
@@ -34,7 +34,9 @@ from baton.perf.hardware.efficiency import Efficiency, engine_efficiency
 from baton.perf.model import memory
 from baton.perf.model.known_models import dtype_hint, find_shape
 from baton.perf.model.shape import ModelShape
-from baton.perf.steps.roofline import Roofline, compute_dtype, is_narrow
+from baton.perf.step_timing import StepBatch
+from baton.perf.steps.kernels import compute_dtype, is_narrow
+from baton.perf.steps.roofline import Roofline
 from baton.simulator.outcome import mean
 from baton.simulator.single_engine import simulate_engine
 from baton.simulator.v1.settings import V1Settings
@@ -43,9 +45,8 @@ from baton.simulator.workloads.trace import TraceRequest
 SATURATED_TTFT_S = 4.0
 """A longer TTFT is dominated by queueing for memory, not by the engine's speed."""
 _BLOCK_SIZE_TOKENS = 16
-_FIRST_TOKEN_S = 0.007
-"""From an engine's first token to its client, without a calibration. Source: fit to vLLM's rows on
-H100 (InferenceX)."""
+_FIRST_TOKEN_S = 0.0155
+"""From an engine's first token to its client, without a calibration. Source: as `Efficiency`."""
 _BEST_PRODUCTS = 0.97
 _BEST_NARROW_PRODUCTS = 0.85
 """Shares of the rated operations per second that the best product reaches, with 16-bit and narrower
@@ -58,7 +59,11 @@ _REDUCED_BYTES = 2.0
 switch sums. Source: NVLink SHARP (NVIDIA, Hopper architecture)."""
 _INFERENCE_X_LENGTHS = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
 """Source: InferenceMAX README, benchmark client configuration."""
+_MODELS_WITH_A_WAITING_CLIENT = frozenset({"meta-llama/Llama-3.1-8B-Instruct"})
 _SEED = 0
+_POOL_ROUNDS = 8
+"""Of the number of decoding requests and the wait for prefill, which depend on each other."""
+_MAX_BUSY_FRACTION = 0.99
 _MAX_FRONTEND_BUSY_FRACTION = 0.5
 
 
@@ -72,12 +77,10 @@ class _Recipe:
     min_length_fraction: float = 1.0
     """Lengths are uniform from this share of the nominal length to all of it."""
     requests_per_client: int = 10
-    starts_warm: bool = False
-    """Whether clients were at different points of their requests when measuring began. Then means
-    leave out the first two requests of each client, and the first outputs have random lengths."""
     max_batched_tokens: int = 8192
     reserved_slots: int = 0
     """Slots of the batch, one per client, that no request gets."""
+    mixes_steps: bool = True
     gather_steps: int = 0
     gather_tokens: int = 0
     frontend_requests_per_s: float = math.inf
@@ -100,15 +103,9 @@ class _Recipe:
             return rng.randint(max(2, int(nominal * self.min_length_fraction)), max(2, nominal))
 
         count = row.concurrency * self.requests_per_client
-        lengths = [
+        return [
             RequestLengths(draw(row.prompt_tokens), draw(row.output_tokens)) for _ in range(count)
         ]
-        if self.starts_warm:
-            for number, other in enumerate(lengths[: row.concurrency]):
-                lengths[number] = RequestLengths(
-                    other.prompt_tokens, rng.randint(2, other.output_tokens)
-                )
-        return lengths
 
     def closed_loop(self, row: MeasuredRow) -> ClosedLoop:
         """The load on the engine."""
@@ -116,9 +113,9 @@ class _Recipe:
             clients=row.concurrency,
             max_running_requests=max(1, row.concurrency - self.reserved_slots),
             max_batched_tokens=self.max_batched_tokens,
-            warm_up_requests=2 * row.concurrency if self.starts_warm else 0,
             max_prefill_delay_steps=self.gather_steps,
             prefill_batch_tokens=self.gather_tokens,
+            mixes_steps=self.mixes_steps,
         )
 
 
@@ -264,8 +261,8 @@ def evaluate_rows(
 def _evaluate_row(
     row: MeasuredRow, calibrations: Calibrations, *, extrapolate: bool
 ) -> EvaluatedRow:
-    if row.disaggregated:
-        raise ValueError("it measured separate pools: simulate them with `baton simulate`")
+    if row.disaggregated and row.pools is None:
+        raise ValueError("it measured separate pools, and does not say how many workers")
     calibration = calibrations.get(row.backend) or calibrations.get("vllm")
     default_efficiency = engine_efficiency(row.backend)
     efficiency, first_token_s = default_efficiency, _FIRST_TOKEN_S
@@ -274,9 +271,12 @@ def _evaluate_row(
         efficiency = replace(calibration.efficiency, decode_tile=default_efficiency.decode_tile)
         if not extrapolate:
             calibration.check(_conditions(row), row.name)
-    is_simulated = row.backend == "vllm"
-    predict = _predict_simulated if is_simulated else _predict_closed_loop
-    ttft_s, tpot_s = predict(row, efficiency)
+    is_simulated = row.backend == "vllm" and not row.disaggregated and row.dp == 1
+    if row.pools is not None:
+        ttft_s, tpot_s = _predict_pools(row, row.pools, efficiency)
+    else:
+        predict = _predict_simulated if is_simulated else _predict_closed_loop
+        ttft_s, tpot_s = predict(row, efficiency)
     return EvaluatedRow(
         row=row,
         ttft=Residual(
@@ -292,8 +292,53 @@ def _evaluate_row(
             predicted_s=tpot_s,
         ),
         is_simulated=is_simulated,
-        implausible_reason=implausible_reason(row),
+        implausible_reason=None if row.disaggregated else implausible_reason(row),
     )
+
+
+def _predict_pools(
+    row: MeasuredRow, pools: MeasuredPools, efficiency: Efficiency
+) -> tuple[float, float]:
+    """Mean latencies of two pools: clients that wait, are prefilled, and are decoded.
+
+    Clients are spread evenly over workers. Decoding requests are the share of the clients that
+    Little's law gives. A prompt waits behind the others that began with it, and as in a queue with
+    random arrivals later, never for more than all clients' prompts. Keys and values cross the
+    network, and the decode pool's first step gives the first token.
+
+    Source: Pollaczek-Khinchine for an M/D/1 queue.
+    """
+    recipe, shape = recipe_of(row), find_shape(row.model)
+    prefill, decode = (
+        _roofline(row, efficiency, layout) for layout in (pools.prefill, pools.decode)
+    )
+    lengths = recipe.draw_lengths(row)
+    prompt, output = (mean([each[side] for each in lengths]) for side in (0, 1))
+    sent_bytes = shape.kv_bytes(round(prompt), recipe.kv)
+    links = 1 if shape.latent is not None else pools.prefill.tp
+    transfer_s = sent_bytes / (find_accelerator(row.system).network_bytes_per_s * links)
+    alone = replace(recipe.closed_loop(row), clients=1, think_time_s=0.0)
+    prompt_s = sum(
+        closed_loop.simulate_closed_loop(
+            prefill, [RequestLengths(each.prompt_tokens, 1) for each in lengths[:10]], alone
+        ).ttft
+    )
+    clients = row.concurrency / pools.prefill_workers
+    first_wait_s = (clients - 1) / 2 * prompt_s / recipe.requests_per_client
+    decoding, ttft_s, tpot_s = float(row.concurrency), prompt_s, 0.0
+    for _ in range(_POOL_ROUNDS):
+        streams = max(1, round(decoding / pools.decode_workers))
+        context_tokens = round(streams * (prompt + output / 2))
+        tpot_s = decode.step_s(
+            StepBatch(decode_requests=streams, decode_context_tokens=context_tokens)
+        )
+        decode_s = (output - 1) * tpot_s
+        busy = min(_MAX_BUSY_FRACTION, clients * prompt_s / (ttft_s + decode_s))
+        wait_s = min(first_wait_s + prompt_s * busy / (2 * (1 - busy)), (clients - 1) * prompt_s)
+        prefilled_s = max(prompt_s + wait_s, clients * prompt_s - decode_s)
+        ttft_s = prefilled_s + transfer_s + tpot_s
+        decoding = row.concurrency * decode_s / (decode_s + ttft_s)
+    return ttft_s, tpot_s
 
 
 def _predict_simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
@@ -321,9 +366,7 @@ def _predict_simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float,
         pipeline_stages=row.pp,
     )
     requests = [TraceRequest(0.0, *lengths) for lengths in recipe.draw_lengths(row)]
-    outcomes = simulate_engine(settings, requests, clients=loop.clients, think_s=loop.think_time_s)[
-        loop.warm_up_requests :
-    ]
+    outcomes = simulate_engine(settings, requests, clients=loop.clients, think_s=loop.think_time_s)
     ttft_s = mean([outcome.ttft_s for outcome in outcomes]) + loop.think_time_s
     return ttft_s, mean([outcome.tpot_s for outcome in outcomes])
 
@@ -370,19 +413,22 @@ def _conditions(row: MeasuredRow) -> Conditions:
         prompt_tokens=row.prompt_tokens,
         context_tokens=row.prompt_tokens + row.output_tokens,
         requests=row.concurrency,
-        devices=row.tp * row.pp,
+        devices=row.layout.devices,
     )
 
 
-def _roofline(row: MeasuredRow, efficiency: Efficiency) -> Roofline:
+def _roofline(
+    row: MeasuredRow, efficiency: Efficiency, layout: WorkerLayout | None = None
+) -> Roofline:
     return Roofline(
         find_shape(row.model),
         find_accelerator(row.system),
-        tp=row.tp,
-        pp=row.pp,
+        **(layout or row.layout)._asdict(),
         weights=weight_dtype(row),
         kv=recipe_of(row).kv,
         efficiency=efficiency,
+        engine=row.backend,
+        experts=row.experts or weight_dtype(row),
     )
 
 
@@ -413,7 +459,10 @@ def busy_fractions(row: MeasuredRow) -> _BusyFractions:
         BatonError: its model or device is unknown.
     """
     shape, device = find_shape(row.model), find_accelerator(row.system)
-    devices, mean_length_fraction = row.tp * row.pp, (1.0 + recipe_of(row).min_length_fraction) / 2
+    devices, mean_length_fraction = (
+        row.layout.devices,
+        (1.0 + recipe_of(row).min_length_fraction) / 2,
+    )
     prompt, output = (
         row.prompt_tokens * mean_length_fraction,
         row.output_tokens * mean_length_fraction,
@@ -493,39 +542,42 @@ def _inference_x(row: MeasuredRow) -> _Recipe:
 
 
 def _fixed_lengths(row: MeasuredRow) -> _Recipe:
-    """Runs of AIConfigurator: fixed lengths; the number of requests is not published.
+    """Runs of AIConfigurator: fixed lengths; how they were run is not published.
 
-    TensorRT-LLM's rows show no trace of a simultaneous start, so they had a warm-up. Engines that
-    mix prefill and decode in a step spread clients over their requests, so a warm-up is assumed for
-    all of them. SGLang does not mix by default (`--enable-mixed-chunk`): its clients stay
-    synchronous, and ten requests for each are assumed.
+    Rows on H100 are as if all clients began at once with ten requests each: with equal lengths,
+    they stay close together. vLLM's and TensorRT-LLM's steps hold about one or two prompts.
+    SGLang computes prompts in steps without decodes by default (`--enable-mixed-chunk`). Sweeps
+    over multiples of 1,000 tokens were run later, with the engines' default budgets.
 
-    TensorRT-LLM's rows show one waiting client if the batch has a slot for each: one slot is a
-    dummy request's that pads CUDA graphs. On H100 they level off at 36 requests and 9,000 tokens a
-    second on any number of devices.
+    TensorRT-LLM's rows of one model show one waiting client, as if the batch had a slot for each
+    and one slot were a dummy request's that pads CUDA graphs. On H100 they level off at 36 requests
+    and 9,000 tokens a second on any number of devices.
 
     Keys and values have the engines' default type: FP8 if an NVIDIA checkpoint in FP8 says so, else
     16 bits.
     """
-    kv = Dtype.FP8 if row.weights is Dtype.FP8 and row.model.startswith("nvidia/") else Dtype.BF16
-    if row.backend == "sglang":
-        return _Recipe(name="fixed lengths, SGLang", is_published=False, kv=kv)
     recipe = _Recipe(
-        name="fixed lengths",
+        name=f"fixed lengths, {row.backend}",
         is_published=False,
-        kv=kv,
-        requests_per_client=6,
-        starts_warm=True,
+        kv=Dtype.FP8
+        if row.weights is Dtype.FP8 and row.model.startswith("nvidia/")
+        else Dtype.BF16,
     )
-    if row.backend != "trtllm":
+    if row.prompt_tokens % 1000 == 0:
         return recipe
-    return replace(
-        recipe,
-        name="fixed lengths, TensorRT-LLM",
-        frontend_requests_per_s=36,
-        frontend_tokens_per_s=9000,
-        reserved_slots=1,
-    )
+    match row.backend:
+        case "sglang":
+            return replace(recipe, mixes_steps=False)
+        case "trtllm":
+            return replace(
+                recipe,
+                max_batched_tokens=max(2048, 2 * row.prompt_tokens) + row.concurrency,
+                frontend_requests_per_s=36,
+                frontend_tokens_per_s=9000,
+                reserved_slots=int(row.model in _MODELS_WITH_A_WAITING_CLIENT),
+            )
+        case _:
+            return replace(recipe, max_batched_tokens=row.prompt_tokens + row.concurrency)
 
 
 def weight_dtype(row: MeasuredRow) -> Dtype:

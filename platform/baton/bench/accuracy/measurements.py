@@ -56,9 +56,35 @@ _DTYPES = {
 """Names in benchmark rows. Source: NVIDIA AIConfigurator, GEMMQuantMode and MoEQuantMode."""
 
 
+class WorkerLayout(NamedTuple):
+    """Devices of one worker: `tp` x `pp` x `dp`."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    """Ranks that attend for their own requests and share the experts."""
+    ep: int = 1
+    """Groups of devices among which experts are divided."""
+
+    @property
+    def devices(self) -> int:
+        """Of all its ranks."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPools:
+    """Workers of a disaggregated run."""
+
+    prefill: WorkerLayout
+    prefill_workers: int
+    decode: WorkerLayout
+    decode_workers: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRow:
-    """Mean latencies of one engine in a closed loop of `concurrency` clients."""
+    """Mean latencies of one engine, or of two pools, under `concurrency` clients."""
 
     line: int
     backend: str
@@ -75,6 +101,17 @@ class MeasuredRow:
     concurrency: int
     ttft_s: float
     tpot_s: float
+    dp: int = 1
+    """Ranks of data-parallel attention."""
+    ep: int = 1
+    """Groups of devices among which experts are divided."""
+    pools: MeasuredPools | None = None
+    """Of a disaggregated run, if its workers are known; `tp` to `ep` are then the prefill's."""
+
+    @property
+    def layout(self) -> WorkerLayout:
+        """Of the engine."""
+        return WorkerLayout(self.tp, self.pp, self.dp, self.ep)
 
     @property
     def name(self) -> str:
@@ -115,6 +152,8 @@ _ROW_COLUMNS = (
 def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
     ttft_ms, tpot_ms = (_positive(fields, f"silicon_{what}_ms") for what in ("ttft", "tpot"))
     weights_name = fields.get("gemm_quant_mode") or fields.get("precision")
+    disaggregated = (fields.get("mode") or "agg") != "agg"
+    layout = _parse_layout(fields, "prefill_" if disaggregated else "")
     return MeasuredRow(
         line=line,
         backend=_required_text(fields, "backend"),
@@ -123,14 +162,43 @@ def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
         system=_required_text(fields, "system"),
         weights=_parse_dtype(weights_name, "gemm_quant_mode"),
         experts=_parse_dtype(fields.get("moe_quant_mode"), "moe_quant_mode"),
-        disaggregated=(fields.get("mode") or "agg") != "agg",
+        disaggregated=disaggregated,
         prompt_tokens=parse_tokens(fields["isl"], "isl", minimum=1),
         output_tokens=parse_tokens(fields["osl"], "osl", minimum=2),
-        tp=parse_tokens(fields["tp_size"], "tp_size", minimum=1),
-        pp=parse_tokens(fields.get("pp_size") or 1, "pp_size", minimum=1),
+        tp=layout.tp,
+        pp=layout.pp,
+        dp=layout.dp,
+        ep=layout.ep,
+        pools=_parse_pools(fields, layout) if disaggregated else None,
         concurrency=parse_tokens(fields["concurrency"], "concurrency", minimum=1),
         ttft_s=ttft_ms * _MILLI,
         tpot_s=tpot_ms * _MILLI,
+    )
+
+
+def _parse_layout(fields: Mapping[str, str], prefix: str) -> WorkerLayout:
+    """Of the columns with a prefix; zeros stand for values that are not known."""
+
+    def size(column: str) -> int:
+        return parse_tokens(fields.get(prefix + column) or 1, prefix + column, minimum=0) or 1
+
+    column = f"{prefix}tp_size"
+    tp = parse_tokens(fields[column], column, minimum=1)
+    return WorkerLayout(tp, size("pp_size"), size("attention_dp_size"), size("moe_ep_size"))
+
+
+def _parse_pools(fields: Mapping[str, str], prefill: WorkerLayout) -> MeasuredPools | None:
+    counts = [fields.get(f"{pool}_num_workers") for pool in ("prefill", "decode")]
+    if not all(counts):
+        return None
+    prefill_workers, decode_workers = (
+        parse_tokens(count, "num_workers", minimum=1) for count in counts
+    )
+    return MeasuredPools(
+        prefill=prefill,
+        prefill_workers=prefill_workers,
+        decode=_parse_layout(fields, "decode_"),
+        decode_workers=decode_workers,
     )
 
 
