@@ -113,6 +113,18 @@ CASES: dict[str, dict[str, object]] = {
             }
         ]
     },
+    "nodes that were lost are shown with what ran there": report(VIEW)
+    | {
+        "lost_nodes": [
+            {
+                "node": "10.0.0.2",
+                "node_id": "36654b5a0ab3a63b0621",
+                "age_s": 40.0,
+                "reason": "health check failed due to missing too many heartbeats",
+                "replicas": ["controller-x", "decode-7", "decode-8", "decode-9"],
+            }
+        ]
+    },
     "requests that were rejected are counted by cause": report(VIEW)
     | {
         "rejections": [

@@ -50,6 +50,34 @@ class RayCluster:
         """Whether none of the nodes' own processes has ended."""
         return all(process.is_running() for process in self.processes)
 
+    def kill_node(self, address: str) -> None:
+        """End a node without notice; Ray's workers there end with it."""
+        raylets = (process for process in self.processes if process.name() == "raylet")
+        (raylet,) = (process for process in raylets if _is_at(address, process))
+        raylet.kill()
+
+    @contextlib.contextmanager
+    def joined_node(self, address: str, folder: Path) -> Iterator[None]:
+        """One more worker, whose logs are in this folder."""
+        words = ("--address", self.address, *_worker_options(address, folder))
+        log = folder / "node.log"
+        process = _start_node((*words, "--num-gpus", "0"), log, self.environment)
+        try:
+            wait_output("Ray runtime started", process, log, timeout_s=_UP_S)
+            yield
+        finally:
+            stop_process(process, within_s=30.0)
+
+
+def _is_at(address: str, process: psutil.Process) -> bool:
+    return f"--node_ip_address={address}" in process.cmdline()
+
+
+def _worker_options(address: str, folder: Path) -> tuple[str, ...]:
+    """Of a node with logs of its own, as another machine would have."""
+    node_options = ("--node-ip-address", address, "--num-cpus", "4")
+    return (*node_options, "--temp-dir", str(folder))
+
 
 @contextlib.contextmanager
 def two_nodes() -> Iterator[RayCluster]:
@@ -166,10 +194,8 @@ def _cluster(
             file.write_text(json.dumps(_autoscaler_config(types, address)))
             commands[0] += ("--autoscaling-config", str(file))
         for worker in workers:
-            node_options = ("--node-ip-address", worker, "--num-cpus", "4")
-            # Logs of its own, as another machine would have.
-            temp_options = ("--temp-dir", str(folder / str(len(commands))))
-            commands.append(("--address", address, *node_options, *temp_options))
+            options = _worker_options(worker, folder / str(len(commands)))
+            commands.append(("--address", address, *options))
         processes: list[subprocess.Popen[bytes]] = []
         for words in commands:
             log = folder / f"{len(processes)}.log"

@@ -6,10 +6,12 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -17,7 +19,7 @@ import pytest
 
 from baton.serving.front.haproxy_admin import direct_server_is_up, query_haproxy
 from tests.e2e.operators import COMMAND_TIMEOUT_S, UP_TIMEOUT_S, Operator
-from tests.e2e.ray_nodes import WORKER, RayCluster, open_node, two_nodes
+from tests.e2e.ray_nodes import THIRD, WORKER, RayCluster, open_node, two_nodes
 from tests.fakes.scaled_deadline import ScaledDeadline, slowdown
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
@@ -177,3 +179,49 @@ def _serves(operator: Operator) -> bool:
         return httpx.get(f"http://127.0.0.1:{operator.port}/health", timeout=10).is_success
     except httpx.TransportError:
         return False
+
+
+def test_a_lost_node_is_named_with_its_controller_until_another_node_replaces_it() -> None:
+    with two_nodes() as nodes, tempfile.TemporaryDirectory(prefix="bt-", dir="/tmp") as folder:
+        operator = Operator(nodes)
+        operator.up()
+        nodes.kill_node(WORKER)
+        killed_at_s = time.monotonic()
+        deadline = ScaledDeadline(60)
+        while not (lost := operator.run_json("status").get("lost_nodes")):
+            assert not deadline.is_expired()
+        _print_seconds("status names it", killed_at_s)
+        assert [row["node"] for row in lost] == [WORKER]
+        pools = {name.rpartition("-")[0] for name in lost[0]["replicas"]}
+        assert {"controller", "prefill", "decode"} <= pools
+        losses = operator.run_json("status")["losses"]
+        assert {loss["replica_id"] for loss in losses} == set(lost[0]["replicas"])
+        assert all("its node was lost" in loss["detail"] for loss in losses)
+        asked_at_s = time.monotonic()
+        assert f"node {WORKER}" in _check(operator, "lost nodes", "FAIL")
+        _print_seconds("doctor, to its end", asked_at_s)
+        with nodes.joined_node(THIRD, Path(folder)):
+            deadline = ScaledDeadline(120)
+            while not _is_complete(status := operator.run_json("status")):
+                assert not deadline.is_expired(), status
+            assert operator.stream() == 8
+            assert {row["node"] for row in status["members"]} == {THIRD}
+            assert f"node {WORKER}" in _check(operator, "lost nodes", "WARN")
+
+
+def _is_complete(status: dict[str, Any]) -> bool:
+    """Whether the controller answers, and every pool has its replicas."""
+    pools = status.get("pools", [])
+    return bool(pools) and all(pool["ready"] >= pool["desired"] for pool in pools)
+
+
+def _check(operator: Operator, name: str, status: str) -> str:
+    """The detail of a check of `baton doctor` that has this result."""
+    checks = json.loads(operator.run("doctor", "--output", "json").stdout)["checks"]
+    (check,) = (check for check in checks if check["name"] == name)
+    assert check["status"] == status, check
+    return str(check["detail"])
+
+
+def _print_seconds(text: str, since_s: float) -> None:
+    sys.stdout.write(f"{text}: {time.monotonic() - since_s:.0f} s\n")

@@ -70,6 +70,7 @@ from baton.serving.operator.local_deployment import (
 )
 from baton.serving.ray.packing import pack
 from baton.serving.ray.serve_control import error_line, start_failure
+from baton.serving.shared.names import CLUSTER
 from tests.serving.configs import simulated
 
 ENDED = ClusterState(
@@ -217,7 +218,7 @@ class AnsweringCluster(AttachedCluster):
     """Answers without anybody to ask."""
 
     def query(self, deployment: str, method: str, *arguments: object) -> Answers:
-        return Answers(values=[{"up_s": 1.0}])
+        return Answers(values=[] if deployment == CLUSTER else [{"up_s": 1.0}])
 
 
 @pytest.mark.parametrize(

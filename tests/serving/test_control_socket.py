@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -22,10 +23,17 @@ from baton.serving.operator.control_socket import (
     ControlSocket,
     Query,
 )
-from baton.serving.shared.names import CONTROLLER, INGRESS
+from baton.serving.shared.names import CLUSTER, CONTROLLER, INGRESS
 
 Serve = Callable[[Query], ControlClient]
 STATUS = {"model": "tiny", "baton": "0.1"}
+LOST = {
+    "node_id": "36654b5a0ab3",
+    "address": "10.0.0.2",
+    "ended_at_s": 9.0,
+    "reason": "missing too many heartbeats",
+    "replicas": ["decode-7"],
+}
 
 
 def answers(
@@ -174,7 +182,7 @@ def test_a_status_says_what_did_not_answer_and_shows_the_rest(serve: Serve) -> N
     def ingresses_are_late(deployment: str, *_: object) -> Answers:
         if deployment == INGRESS:
             raise TimedOut("ingress did not answer 'status' within 5 s", "try again")
-        return Answers(values=[STATUS])
+        return Answers(values=[STATUS] if deployment == CONTROLLER else [])
 
     report = AttachedCluster(None, serve(ingresses_are_late)).status()
     assert report["unanswered"] == ["ingress did not answer 'status' within 5 s"]
@@ -187,7 +195,11 @@ def test_a_status_of_which_a_part_is_not_there_shows_the_rest(serve: Serve, gone
     def one_is_there(deployment: str, *_: object) -> Answers:
         if deployment == gone:
             raise NotRunning(f"{gone}: none of its replicas is ready", "try again")
-        return Answers(values=[STATUS if deployment == CONTROLLER else {"healthy": True}])
+        answers: dict[str, list[object]] = {
+            CONTROLLER: [STATUS],
+            INGRESS: [{"healthy": True}],
+        }
+        return Answers(values=answers.get(deployment, []))
 
     report = AttachedCluster(None, serve(one_is_there)).status()
     assert report["unanswered"] == [f"{gone}: none of its replicas is ready"]
@@ -206,11 +218,46 @@ def test_a_status_of_a_controller_that_is_late_shows_the_ingresses(serve: Serve)
     def controller_is_late(deployment: str, *_: object) -> Answers:
         if deployment == CONTROLLER:
             raise TimedOut("controller did not answer", "try again")
-        return Answers(values=[{"healthy": True}])
+        return Answers(values=[{"healthy": True}] if deployment == INGRESS else [])
 
     report = AttachedCluster(None, serve(controller_is_late)).status()
     assert report["unanswered"] == ["controller did not answer"]
     assert report["ingresses"] == [{"healthy": True}]
+
+
+def test_a_node_that_was_lost_with_the_controller_is_named(serve: Serve) -> None:
+    def only_ingress_is_left(deployment: str, *_: object) -> Answers:
+        if deployment == CONTROLLER:
+            raise NotRunning("controller: none of its replicas is ready", "try again")
+        answers: dict[str, list[object]] = {CLUSTER: [LOST], INGRESS: [{"healthy": False}]}
+        return Answers(values=answers[deployment])
+
+    report = AttachedCluster(None, serve(only_ingress_is_left)).status()
+    (row,) = cast("list[dict[str, object]]", report["lost_nodes"])
+    assert (row["node"], row["replicas"]) == ("10.0.0.2", ["decode-7"])
+    (loss,) = cast("list[dict[str, object]]", report["losses"])
+    assert (loss["replica_id"], loss["detail"]) == ("decode-7", "its node was lost")
+
+
+def test_a_node_that_was_lost_with_everything_is_named_in_the_error(serve: Serve) -> None:
+    def none_is_left(deployment: str, *_: object) -> Answers:
+        if deployment == CLUSTER:
+            return Answers(values=[LOST])
+        raise NotRunning(f"{deployment}: none of its replicas is ready", "try again")
+
+    with pytest.raises(NotRunning, match=r"node 10\.0\.0\.2 \(36654b5a\) was lost with decode-7"):
+        AttachedCluster(None, serve(none_is_left)).status()
+
+
+def test_a_control_store_that_does_not_answer_costs_no_status(serve: Serve) -> None:
+    def store_is_late(deployment: str, *_: object) -> Answers:
+        if deployment == CLUSTER:
+            raise TimedOut("Ray's control store did not answer", "try again")
+        return Answers(values=[STATUS if deployment == CONTROLLER else {"healthy": True}])
+
+    report = AttachedCluster(None, serve(store_is_late)).status()
+    assert report["unanswered"] == ["Ray's control store did not answer"]
+    assert "lost_nodes" not in report
 
 
 def test_an_unanswered_status_is_an_error(serve: Serve) -> None:
@@ -223,7 +270,11 @@ def test_an_unanswered_status_is_an_error(serve: Serve) -> None:
 
 def test_a_whole_status_mentions_nothing_unanswered(serve: Serve) -> None:
     def all_answer(deployment: str, *_: object) -> Answers:
-        return Answers(values=[STATUS if deployment == CONTROLLER else {"healthy": True}])
+        answers: dict[str, list[object]] = {
+            CONTROLLER: [STATUS],
+            INGRESS: [{"healthy": True}],
+        }
+        return Answers(values=answers.get(deployment, []))
 
     report = AttachedCluster(None, serve(all_answer)).status()
     assert "unanswered" not in report
@@ -237,6 +288,8 @@ def test_an_unresponsive_ingress_costs_no_other_answer_and_is_named(serve: Serve
     def second_is_silent(deployment: str, *_: object) -> Answers:
         if deployment == CONTROLLER:
             return Answers(values=[STATUS | {"ingress_members": members}])
+        if deployment == CLUSTER:
+            return Answers(values=[])
         return Answers(values=[{"ingress": "a"}], failures=["one ingress did not answer"])
 
     report = AttachedCluster(None, serve(second_is_silent)).status()

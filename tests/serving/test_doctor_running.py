@@ -45,6 +45,7 @@ STATUS: dict[str, Any] = {
     "baton": "0.1",
     "generation": 4,
     "members": [{"replica_id": "decode-1"}],
+    "lost_nodes": [],
     "losses": [],
     "pools": [{"pool": "decode", "desired": 1, "ready": 1}],
     "ingresses": [INGRESS],
@@ -182,6 +183,50 @@ def test_an_ingress_that_does_not_answer_is_named_with_its_process() -> None:
 
 def test_without_an_ingress_it_is_unknown_which_replicas_have_joined() -> None:
     assert check("replicas joined", running(ingresses=[])).status is CheckStatus.SKIP
+
+
+LOST_NODE = {
+    "node": "10.0.0.2",
+    "node_id": "36654b5a0ab3a63b0621",
+    "age_s": 40.0,
+    "reason": "missing too many heartbeats",
+    "replicas": ["controller-x", "decode-7"],
+}
+
+
+def test_a_lost_node_is_named_while_the_controller_is_gone_with_it() -> None:
+    mute = {name: STATUS[name] for name in ("ingresses", "losses")}
+    status = mute | {"lost_nodes": [LOST_NODE]}
+    snapshot = replace(running(), status=status, metrics_problem=None)
+    found = check("lost nodes", snapshot)
+    assert (found.status, found.detail) == (
+        CheckStatus.FAIL,
+        "40 s ago: node 10.0.0.2 (36654b5a) was lost with controller-x, decode-7,"
+        " missing too many heartbeats",
+    )
+    assert "'baton join'" in found.fix
+    assert check("deployment", snapshot).fix == "see 'lost nodes', below"
+
+
+@pytest.mark.parametrize(
+    ("ready", "age_s", "verdict"),
+    [
+        (1, 40.0, CheckStatus.WARN),
+        (1, DAY_S / 2, CheckStatus.PASS),
+        (0, DAY_S / 2, CheckStatus.FAIL),
+    ],
+)
+def test_a_lost_node_is_a_failure_only_while_a_replica_is_missing(
+    ready: int, age_s: float, verdict: CheckStatus
+) -> None:
+    pools = [{"pool": "decode", "desired": 1, "ready": ready}]
+    snapshot = running(pools=pools, lost_nodes=[LOST_NODE | {"age_s": age_s}])
+    assert check("lost nodes", snapshot).status is verdict
+
+
+def test_without_an_answer_of_the_control_store_no_node_is_called_well() -> None:
+    status = {name: value for name, value in STATUS.items() if name != "lost_nodes"}
+    assert check("lost nodes", replace(running(), status=status)).status is CheckStatus.SKIP
 
 
 def test_the_newest_losses_come_first() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ray._private.state import GlobalState
 from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext
-from ray.core.generated.gcs_pb2 import ActorTableData
+from ray.core.generated.gcs_pb2 import ActorTableData, GcsNodeInfo
 
 from baton.serving.controller.deployment import RecentLosses
 from baton.serving.ray.membership import (
@@ -16,6 +16,7 @@ from baton.serving.ray.membership import (
     ReplicaLoss,
     kernel_killed_pids,
     local_last_words,
+    lost_nodes,
     replica_losses,
 )
 
@@ -36,18 +37,25 @@ class Clock:
 
 
 def actor(
-    name: str = "decode#abc", *, reason: str = "WORKER_DIED", said: str = UNEXPECTED, at_s: int = 9
+    name: str = "decode#abc",
+    *,
+    reason: str = "WORKER_DIED",
+    said: str = UNEXPECTED,
+    at_s: float = 9,
+    pid: int = 41,
+    node_id: bytes = b"",
 ) -> DeadActor:
     """A dead replica as Ray's own code reads it from its table."""
     died = ActorDiedErrorContext(error_message=said, reason=getattr(ActorDiedErrorContext, reason))
     data = ActorTableData(
         name=f"SERVE_REPLICA::app#{name}",
-        pid=41,
+        pid=pid,
         state=ActorTableData.ActorState.DEAD,
-        end_time=at_s * 1000,
+        end_time=round(at_s * 1000),
         death_cause=ActorDeathCause(actor_died_error_context=died),
     )
     data.address.ip_address = "10.0.0.1"
+    data.address.node_id = node_id
     row: DeadActor = GlobalState()._gen_actor_info(data)
     return row
 
@@ -87,6 +95,53 @@ def test_an_ordered_end_and_an_actor_of_no_pool_are_no_losses() -> None:
 def test_the_end_that_ray_knows_is_reported(row: DeadActor, how: str) -> None:
     (loss,) = losses(row, words="something else")
     assert loss.how == how
+
+
+def test_a_replica_that_had_not_started_on_a_lost_node_is_no_loss() -> None:
+    assert losses(actor(reason="NODE_DIED", pid=0)) == ()
+
+
+DEAD, ALIVE = bytes.fromhex("36654b5a0ab3"), bytes.fromhex("304459878044")
+
+
+def node(
+    node_id: bytes, address: str, *, ended_at_s: float = 0.0, reason: str = "UNEXPECTED_TERMINATION"
+) -> GcsNodeInfo:
+    row = GcsNodeInfo(
+        node_id=node_id, node_manager_address=address, end_time_ms=round(ended_at_s * 1000)
+    )
+    if ended_at_s:
+        row.death_info.reason = getattr(type(row.death_info), reason)
+        row.death_info.reason_message = "health check failed due to missing too many heartbeats"
+    return row
+
+
+RECORDED_ACTORS = (
+    actor("prefill#8xi71s8m", reason="NODE_DIED", at_s=1037.759, pid=0, node_id=DEAD),
+    actor("decode#n2j4ox5k", reason="RAY_KILL", at_s=1027.979, pid=16624, node_id=DEAD),
+    actor("controller#ydx7q6yj", reason="RAY_KILL", at_s=1030.08, pid=16682, node_id=DEAD),
+    actor("decode#old", reason="RAY_KILL", at_s=900.0, pid=16000, node_id=DEAD),
+    actor("decode#elsewhere", at_s=1030.0, node_id=ALIVE),
+)
+"""Of Ray 2.60 whose raylet was killed at 1023 s: Serve ended what ran there, and started anew."""
+
+
+def test_a_lost_node_is_told_with_the_replicas_that_it_ran_until_then() -> None:
+    table = [node(ALIVE, "10.0.0.1"), node(DEAD, "10.0.0.2", ended_at_s=1037.755)]
+    (lost,) = lost_nodes(table, RECORDED_ACTORS, app="app")
+    assert (lost.node_id, lost.address, lost.ended_at_s) == (DEAD.hex(), "10.0.0.2", 1037.755)
+    assert lost.replicas == ("controller-ydx7q6yj", "decode-n2j4ox5k")
+    assert lost.reason == "health check failed due to missing too many heartbeats"
+
+
+@pytest.mark.parametrize("reason", ["EXPECTED_TERMINATION", "AUTOSCALER_DRAIN_IDLE"])
+def test_a_node_that_was_stopped_or_has_come_back_is_not_lost(reason: str) -> None:
+    stopped = node(DEAD, "10.0.0.2", ended_at_s=9.0, reason=reason)
+    assert lost_nodes([stopped], (), app="app") == ()
+    back = [node(DEAD, "10.0.0.2", ended_at_s=9.0), node(ALIVE, "10.0.0.2")]
+    assert lost_nodes(back, (), app="app") == ()
+    preempted = node(DEAD, "10.0.0.2", ended_at_s=9.0, reason="AUTOSCALER_DRAIN_PREEMPTED")
+    assert len(lost_nodes([preempted], (), app="app")) == 1
 
 
 def test_the_newest_losses_come_first_and_old_ones_are_dropped() -> None:

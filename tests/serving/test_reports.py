@@ -19,6 +19,9 @@ from baton.serving.shared.reports import (
     Row,
     fleet_report,
     link_report,
+    lost_node_row,
+    lost_node_text,
+    lost_replicas,
     merge_link_reports,
     merge_losses,
     merge_rejections,
@@ -238,6 +241,27 @@ def test_a_reconnected_replica_differs_from_an_ended_one() -> None:
     first, second = merge_losses([{"losses": lost, "replicas": replicas}], ended)
     assert first["detail"] == "it sent no heartbeat; it is connected again"
     assert second["detail"] == "it sent no heartbeat; its node has died"
+
+
+def test_replicas_of_a_lost_node_are_losses_that_say_so_once() -> None:
+    row = lost_node_row(
+        {
+            "node_id": "36654b5a0ab3",
+            "address": "10.0.0.2",
+            "ended_at_s": 60.0,
+            "reason": "x",
+            "replicas": ("a", "b", "c"),
+        },
+        now_s=100.0,
+    )
+    assert lost_node_text(row) == "node 10.0.0.2 (36654b5a) was lost with a, b, c"
+    known = [process("b", 41.0, "its node has died")]
+    rows = merge_losses([{"losses": [loss("a", 44.0)]}], [*known, *lost_replicas([row], known)])
+    assert [(row["replica_id"], row["detail"]) for row in rows] == [
+        ("a", "its connection broke; its node was lost"),
+        ("b", "its node has died"),
+        ("c", "its node was lost"),
+    ]
 
 
 def test_a_loss_that_no_ingress_has_noticed_is_told() -> None:

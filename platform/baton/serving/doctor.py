@@ -58,6 +58,7 @@ from baton.serving.doctor_facts import (
     metrics_url_in,
 )
 from baton.serving.operator.attached import find_local_state
+from baton.serving.shared.reports import lost_node_text
 
 JsonDict = dict[str, Any]
 Report = Mapping[str, object]
@@ -214,15 +215,17 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
     if "baton" in fields:
         yield topic.passed(f"{fields.get('model')}, baton {fields['baton']}")
     else:
+        fix = "end its process, if it stays so: Ray starts another; see 'baton logs --controller'"
         yield topic.failed(
             "; ".join(fields.get("unanswered") or ["the controller does not answer"]),
-            "end its process, if it stays so: Ray starts another; see 'baton logs --controller'",
+            "see 'lost nodes', below" if fields.get("lost_nodes") else fix,
         )
     yield from _front_checks(snapshot.front)
     yield _if_controller(fields, _check_objectives(fields, snapshot))
     yield _check_ingresses(fields)
     yield _if_controller(fields, _check_joined(fields))
     yield _if_controller(fields, _check_pools(fields))
+    yield _check_lost_nodes(fields)
     yield _check_losses(fields)
     yield _check_expiries(fields)
     yield _check_unauthorized(fields)
@@ -314,6 +317,29 @@ def _objectives_remedy(snapshot: DeploymentSnapshot) -> str:
     return (
         f"the configuration changed {age_s:.0f} s ago ({last['operation']}, generation"
         f" {last['generation']}): 'baton rollback' returns to the one before; else {look}"
+    )
+
+
+def _check_lost_nodes(status: JsonDict) -> Check:
+    """Fails while something is missing, for this may be why."""
+    topic = Topic("lost nodes", "what ran there starts again only where another node has room")
+    if "lost_nodes" not in status:
+        return topic.skipped("Ray's control store does not tell")
+    pools = cast("list[JsonDict]", status.get("pools") or [])
+    is_complete = "baton" in status and all(pool["ready"] >= pool["desired"] for pool in pools)
+    recent_s = _RECENT_S if is_complete else 24 * _RECENT_S
+    lines = [
+        f"{days_text(row['age_s'])} ago: {lost_node_text(row)}, {row['reason']}"
+        for row in status["lost_nodes"]
+        if row["age_s"] <= recent_s
+    ]
+    if not lines:
+        return topic.passed("none")
+    make_check = topic.warned if is_complete else topic.failed
+    return make_check(
+        few(lines),
+        "see whether its machine runs and can be reached, then start Ray on it again ('baton join'"
+        " prints how), or add another; replicas and controller then start by themselves",
     )
 
 

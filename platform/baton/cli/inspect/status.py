@@ -29,13 +29,15 @@ from baton.cli.output import (
     text_lines,
 )
 from baton.console.views import OUT_OF_STEP, index_state, replica_state, replica_views
-from baton.domain.names.words import count_text
+from baton.domain.names.words import count_text, few
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
 
 JsonDict = dict[str, Any]
 _SHOWN_LOSSES = 8
+_SHOWN_ID = 8
+"""Digits of Ray's id of a node."""
 
 
 def status(
@@ -103,7 +105,7 @@ def text_report(report: Report) -> Report:
         shown["up"] = duration_text(cast("float", shown["up"]))
     for name in (
         *("wanted", "members", "pools", "classes", "demand", "autoscaler"),
-        *("losses", "rejections"),
+        *("lost_nodes", "losses", "rejections"),
     ):
         shown.pop(name, None)
     if rollout := cast("JsonDict", report.get("rollout")):
@@ -145,8 +147,19 @@ def _ingress_row(ingress: JsonDict) -> JsonDict:
 
 
 def incident_rows(report: Report) -> Report:
-    """Replicas that were lost, and requests that were rejected in the last hour."""
+    """Nodes and replicas that were lost, and requests that were rejected in the last hour."""
     rows: dict[str, object] = {}
+    if nodes := cast("list[JsonDict]", report.get("lost_nodes")):
+        rows["lost_nodes"] = [
+            {
+                "node": node["node"],
+                "node_id": node["node_id"][:_SHOWN_ID],
+                "when": f"{duration_text(node['age_s'])} ago",
+                "ran": few(node["replicas"], separator=", ") or "nothing of the deployment",
+                "reason": node["reason"],
+            }
+            for node in nodes[:_SHOWN_LOSSES]
+        ]
     if losses := cast("list[JsonDict]", report.get("losses")):
         rows["losses"] = [
             {

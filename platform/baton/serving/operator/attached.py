@@ -14,9 +14,12 @@ from baton.domain.errors import AmbiguousDeployment, DeploymentEnded, NotRunning
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.cluster.local_cluster import attach, detach
 from baton.serving.operator.control_socket import Answers, ControlClient, timeout_of
-from baton.serving.operator.local_deployment import query_all
-from baton.serving.shared.names import CONTROLLER, INGRESS
+from baton.serving.operator.local_deployment import answer_query
+from baton.serving.shared.names import CLUSTER, CONTROLLER, INGRESS
 from baton.serving.shared.reports import (
+    lost_node_row,
+    lost_node_text,
+    lost_replicas,
     merge_link_reports,
     merge_losses,
     merge_rejections,
@@ -50,9 +53,12 @@ class AttachedCluster:
         """
         controller, controller_error = self._try_query(CONTROLLER, "status")
         ingresses, ingress_error = self._try_query(INGRESS, "status")
-        errors = [error for error in (controller_error, ingress_error) if error is not None]
+        lost, lost_error = self._lost_nodes()
+        queries = (controller_error, ingress_error, lost_error)
+        errors = [error for error in queries if error is not None]
         if not controller.values and not ingresses.values:
-            reason = "; ".join(dict.fromkeys(error.reason for error in errors))
+            reasons = [error.reason for error in errors] + [lost_node_text(row) for row in lost]
+            reason = "; ".join(dict.fromkeys(reasons))
             if any(isinstance(error, NotRunning) for error in errors):
                 raise NotRunning(reason, errors[0].remedy)
             raise TimedOut(reason, "try again, or look at 'baton logs --follow'")
@@ -61,6 +67,7 @@ class AttachedCluster:
         report |= {"unanswered": unanswered} if unanswered else {}
         rollout = self._last_rollout()
         report |= {} if rollout is None else {"rollout": rollout}
+        report |= {"lost_nodes": lost} if lost_error is None else {}
         for controller_answer in controller.values[:1]:
             report |= cast("dict[str, object]", controller_answer)
         rows = cast("list[Report]", ingresses.values)
@@ -71,10 +78,18 @@ class AttachedCluster:
             silent = [member for member in members if member["ingress"] not in answered]
             report["unresponsive_ingresses"] = silent
         return report | {
-            "losses": merge_losses(rows, processes),
+            "losses": merge_losses(rows, [*processes, *lost_replicas(lost, processes)]),
             "rejections": merge_rejections(rows),
             "ingresses": ingresses.values,
         }
+
+    def _lost_nodes(self) -> tuple[list[Report], TimedOut | NotRunning | None]:
+        """The nodes that the cluster lost, as rows; and why they are not known."""
+        answers, error = self._try_query(CLUSTER, "lost_nodes")
+        now_s = unix_time_s()
+        return [
+            lost_node_row(cast("Report", value), now_s=now_s) for value in answers.values
+        ], error
 
     def _endpoint(self) -> dict[str, object]:
         if self.state is not None:
@@ -166,7 +181,7 @@ class AttachedCluster:
             )
         if self._control is not None:
             return self._control.query(deployment, method, *arguments)
-        return query_all(deployment, method, *arguments, timeout_s=timeout_of(method))
+        return answer_query(deployment, method, arguments, timeout_of(method))
 
 
 def _missing(answers: Answers) -> Report:

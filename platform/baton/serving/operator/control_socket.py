@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.domain.errors import DeploymentEnded, NotRunning, OperatorError, TimedOut
-from baton.serving.shared.names import CONTROLLER, INGRESS
+from baton.serving.shared.names import CLUSTER, CONTROLLER, INGRESS
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ _MAX_CONCURRENT = 8
 METHODS = {
     CONTROLLER: frozenset({"status", "explain_scale", "usage", "scale"}),
     INGRESS: frozenset({"status", "explain", "requests", "links"}),
+    CLUSTER: frozenset({"lost_nodes"}),
 }
 """The permitted queries, by deployment. Others go over Ray."""
 

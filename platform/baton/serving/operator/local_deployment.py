@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,11 +31,12 @@ from baton.serving.front.haproxy_admin import admin_sockets
 from baton.serving.front.haproxy_hardening import certificate_path
 from baton.serving.operator.control_socket import Answers, ControlSocket
 from baton.serving.ray.driver import hide_serve_messages
+from baton.serving.ray.membership import find_lost_nodes
 from baton.serving.ray.packing import unpack
 from baton.serving.ray.serve_control import NO_REPLICA_READY, start_failure, stop_replicas
 from baton.serving.replica import hub_environment
 from baton.serving.replica.start_reports import StartWatch
-from baton.serving.shared.names import APP, CONTROLLER, INGRESS
+from baton.serving.shared.names import APP, CLUSTER, CONTROLLER, INGRESS
 from baton.serving.store.config_store import (
     BUILD_RECORD_KEY,
     STARTED_BY_KEY,
@@ -196,7 +198,7 @@ class LocalDeployment:
             # Calls from the driver that started Ray at an IPv6 address do not arrive (2.60); those
             # from a driver that joins do.
             self._control = ControlSocket(
-                Path(self.state.run_dir), query=_query_within, load_note=load
+                Path(self.state.run_dir), query=answer_query, load_note=load
             )
         await_nodes(self._config, deadline_at_s=until_s, progress=self._progress)
         check_cluster(self._config, warn=self._progress)
@@ -313,9 +315,12 @@ def await_application(
     raise timeout_error("the replicas were not ready", timeout_s, detail)
 
 
-def _query_within(
+def answer_query(
     deployment: str, method: str, arguments: tuple[object, ...], timeout_s: float
 ) -> Answers:
+    """The answers to a query of the control socket; raises as `query_all`."""
+    if deployment == CLUSTER:
+        return Answers(values=[asdict(node) for node in find_lost_nodes(APP)])
     return query_all(deployment, method, *arguments, timeout_s=timeout_s)
 
 

@@ -180,14 +180,16 @@ AUTOSCALER: Final = Patch(
     fallback="baton finds no autoscaler, and refuses to start on too few nodes",
 )
 LOSSES: Final = Patch(
-    name="table of dead actors",
+    name="tables of dead actors and nodes",
     target=_ray("_private.state.state", "core.generated.common_pb2.ActorDiedErrorContext"),
     guard=has(
         "ray._private.state:state.actor_table",
         "ray.core.generated.common_pb2:ActorDiedErrorContext.NODE_DIED",
         "ray.core.generated.common_pb2:ActorDiedErrorContext.WORKER_DIED",
+        "ray._raylet:InnerGcsClient.get_all_node_info",
+        "ray.core.generated.gcs_pb2:GcsNodeInfo",
     ),
-    fallback="the end of a replica is not reported",
+    fallback="the end of a replica, or of a node, is not reported",
 )
 LOGS: Final = Patch(
     name="folder of logs",

@@ -14,6 +14,10 @@ Losses are replicas whose processes ended by themselves. Ray keeps dead actors i
 the reason, but does not learn the exit status of a worker. Two traces of a process make the reason
 more exact. A crash writes the signal into the process's own log. The kernel reports a process that
 it killed for memory. Both are found only for replicas on the node of the process that asks.
+
+Ray calls a node dead after 15 s without a health check. Serve finds its replicas unresponsive
+sooner, and orders them to stop. So the replicas that a lost node ran are those whose actors ended
+shortly before Ray called it dead.
 """
 
 from __future__ import annotations
@@ -29,10 +33,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
+from baton.domain.errors import TimedOut
 from baton.runtime.process.background_task import BackgroundTask
 from baton.serving.ray import serve_control
 
 if TYPE_CHECKING:
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo
     from ray.serve._private.common import DeploymentID, RunningReplicaInfo
     from ray.serve._private.long_poll import LongPollNamespace, UpdatedObject
 
@@ -47,6 +53,11 @@ _KERNEL_BYTES = 8192
 _MAX_LOSSES = 10
 _NODE_DIED, _WORKER_DIED = 3, 1
 """Of `ActorDiedErrorContext.reason` (Ray 2.60); others are orders to end."""
+_EXPECTED_ENDS = frozenset({"EXPECTED_TERMINATION", "AUTOSCALER_DRAIN_IDLE"})
+"""Of `NodeDeathInfo.reason` (Ray 2.60): a node that was stopped, or was not needed."""
+_NODE_TIMEOUT_S = 75.0
+"""Ray calls a node dead within this time: 5 health checks, each of 10 s at most and 3 s apart."""
+_STORE_TIMEOUT_S = 4.0
 _SIGNAL = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _KILLED_PID = re.compile(r"Killed process (\d+) ")
@@ -54,10 +65,8 @@ _LAST_ERROR = re.compile(r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed)\b: .+)")
 """As the last line of a traceback: it begins its line, unlike an error in a log entry."""
 _LAST_LINES = 5
 """An error further from the end of a process's output was not its end."""
-_NO_TRACE = (
-    "ended without a message: SIGKILL, by the kernel for want of memory, or by another process"
-)
-_OUT_OF_MEMORY = "SIGKILL by the kernel, for want of memory (OOM kill)"
+_NO_TRACE = "killed (SIGKILL, or out of memory)"
+_OUT_OF_MEMORY = "killed by the kernel: out of memory"
 
 DeadActor = Mapping[str, Any]
 """A row of Ray's table of actors."""
@@ -244,9 +253,12 @@ def replica_losses(
     for actor in rows:
         head, separator, name = str(actor["Name"]).rpartition("#")
         pool = prefixes.get(head + separator)
-        if pool is None or (cause := _cause(actor)) is None or len(losses) == _MAX_LOSSES:
+        pid = int(actor["Pid"])
+        if pool is None or pid == 0:  # an actor without a process had not started
             continue
-        node, pid = str(actor["Address"]["IPAddress"]), int(actor["Pid"])
+        if (cause := _cause(actor)) is None or len(losses) == _MAX_LOSSES:
+            continue
+        node = str(actor["Address"]["IPAddress"])
         losses.append(
             ReplicaLoss(
                 replica_id=f"{pool}-{name}",
@@ -274,6 +286,79 @@ def _cause(actor: DeadActor) -> str | None:
         return None
     code = _EXIT_CODE.search(died.error_message)
     return "" if code is None else f"exit code {code[1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostNode:
+    """A node that Ray calls dead, although no operator or autoscaler stopped it."""
+
+    node_id: str
+    address: str
+    ended_at_s: float
+    """In seconds since 1970, by the clock of Ray's head."""
+    reason: str
+    replicas: tuple[str, ...]
+    """Ids of the deployment's replicas, ingresses and controller that ran there."""
+
+
+def find_lost_nodes(app: str) -> tuple[LostNode, ...]:
+    """The lost nodes of the connected cluster (private API of Ray 2.60); blocks for 4 s at most.
+
+    Raises:
+        TimedOut: Ray's control store did not answer.
+    """
+    from ray import exceptions
+    from ray._private import worker
+
+    try:
+        client = worker.global_worker.gcs_client
+        nodes = list(client.get_all_node_info(timeout=_STORE_TIMEOUT_S).values())
+    except exceptions.RayError as error:
+        reason = f"Ray's control store did not answer within {_STORE_TIMEOUT_S:g} s"
+        remedy = "see whether the head of the Ray cluster runs: 'ray status'"
+        raise TimedOut(reason, remedy) from error
+    has_ended = any(node.end_time_ms for node in nodes)
+    return lost_nodes(nodes, dead_actors() if has_ended else (), app=app)
+
+
+def lost_nodes(
+    nodes: Iterable[GcsNodeInfo], actors: Iterable[DeadActor], *, app: str
+) -> tuple[LostNode, ...]:
+    """The newest lost nodes of Ray's tables, newest first; a node that is back is none."""
+    rows = sorted(nodes, key=lambda node: -node.end_time_ms)
+    alive = {node.node_manager_address for node in rows if not node.end_time_ms}
+    ended = list(actors)
+    lost: list[LostNode] = []
+    for node in rows:
+        if not node.end_time_ms or node.node_manager_address in alive or _was_stopped(node):
+            continue
+        lost.append(
+            LostNode(
+                node_id=node.node_id.hex(),
+                address=node.node_manager_address,
+                ended_at_s=node.end_time_ms / 1000,
+                reason=node.death_info.reason_message or "Ray gives no reason",
+                replicas=tuple(_replicas_on(node, ended, prefix=f"SERVE_REPLICA::{app}#")),
+            )
+        )
+    return tuple(lost[:_MAX_LOSSES])
+
+
+def _was_stopped(node: GcsNodeInfo) -> bool:
+    info = node.death_info
+    return info.DESCRIPTOR.enum_types_by_name["Reason"].values_by_number[info.reason].name in (
+        _EXPECTED_ENDS
+    )
+
+
+def _replicas_on(node: GcsNodeInfo, actors: Iterable[DeadActor], *, prefix: str) -> list[str]:
+    names = []
+    for actor in actors:
+        since_s = (node.end_time_ms - float(actor["EndTime"])) / 1000
+        is_there = actor["Address"]["NodeID"] == node.node_id.hex() and int(actor["Pid"]) > 0
+        if is_there and since_s <= _NODE_TIMEOUT_S and str(actor["Name"]).startswith(prefix):
+            names.append(str(actor["Name"]).removeprefix(prefix).replace("#", "-"))
+    return sorted(names)
 
 
 def local_last_words(logs: Path, node: str) -> Callable[[int, str], str]:

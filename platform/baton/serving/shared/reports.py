@@ -12,6 +12,7 @@ from typing import cast
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, LossReason, ReplicaView
+from baton.domain.names.words import few
 from baton.perf.fitting.engine_timings import TimingQuality
 from baton.policy.links.estimates import LinkRow, LinkState
 from baton.policy.placement.chooser import ChooserPlacer
@@ -148,6 +149,8 @@ _LOSS_DETAILS: Mapping[str, str] = MappingProxyType(
 )
 _SAME_LOSS_S = 60.0
 """Within which all ingresses notice a loss."""
+_NODE_LOST = "its node was lost"
+_SHOWN_ID = 8
 _DIED = "died"
 """The reason of a loss that no ingress has noticed."""
 
@@ -179,6 +182,36 @@ def merge_losses(ingresses: Iterable[Row], processes: Sequence[Row]) -> list[Row
     for replica_id in losses.keys() & connected - {str(row["replica_id"]) for row in processes}:
         losses[replica_id]["detail"] = f"{losses[replica_id]['detail']}; it is connected again"
     return sorted(losses.values(), key=_age_s, reverse=True)
+
+
+def lost_node_row(node: Row, *, now_s: float) -> Row:
+    """A lost node (`LostNode`) with its age; `now_s` in seconds since 1970."""
+    age_s = max(0.0, now_s - cast("float", node["ended_at_s"]))
+    return {
+        "node": node["address"],
+        "node_id": node["node_id"],
+        "age_s": round(age_s, 1),
+        "reason": node["reason"],
+        "replicas": list(cast("Sequence[str]", node["replicas"])),
+    }
+
+
+def lost_node_text(row: Row) -> str:
+    """`node 10.0.0.2 (5e0f1a2b) was lost with decode-1, controller-2`."""
+    node_id, replicas = str(row["node_id"])[:_SHOWN_ID], cast("list[str]", row["replicas"])
+    with_text = few(replicas, separator=", ") or "no replica"
+    return f"node {row['node']} ({node_id}) was lost with {with_text}"
+
+
+def lost_replicas(nodes: Iterable[Row], known: Iterable[Row]) -> list[Row]:
+    """Losses of replicas on lost nodes, but for those that are known already."""
+    known_ids = {row["replica_id"] for row in known}
+    return [
+        {"replica_id": replica_id, "age_s": node["age_s"], "detail": _NODE_LOST}
+        for node in nodes
+        for replica_id in cast("list[str]", node["replicas"])
+        if replica_id not in known_ids
+    ]
 
 
 def _merge_loss(rows: Sequence[Row]) -> dict[str, object]:
