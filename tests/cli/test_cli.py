@@ -438,6 +438,15 @@ def test_validate_warns_of_keys_that_work_against_each_other(run: Run) -> None:
     assert warning.startswith("autoscaler.scale_to_zero: no effect with autoscaler.dry_run")
 
 
+def test_validate_says_that_it_does_not_ask_for_the_labels_of_nodes(run: Run) -> None:
+    result = run("config", "validate", "-c", "configs/three-nodes.yaml", "-o", "json")
+    assert json.loads(result.stdout)["not_checked"].startswith(
+        "whether nodes have the labels of pools prefill, decode:"
+    )
+    result = run("config", "validate", "-c", QUICKSTART, "-o", "json")
+    assert "not_checked" not in json.loads(result.stdout)
+
+
 def test_validate_lists_everything_that_is_wrong(run: Run) -> None:
     wrong = ("config", "validate", "-c", QUICKSTART, "--set", "a=1", "--set", "b=1")
     result = run(*wrong)

@@ -53,6 +53,11 @@ def validate(
             else {}
         ),
     }
+    if labelled := [name for name, pool in pools.items() if pool.placement.labels]:
+        report["not_checked"] = (
+            f"whether nodes have the labels of pools {', '.join(labelled)}:"
+            " 'baton apply --dry-run' compares them with the running cluster"
+        )
     print_report(report, output)
 
 
