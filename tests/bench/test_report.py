@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from baton.bench.formatting import NO_VALUE, format_number, format_percent, format_seconds
 from baton.bench.report import (
@@ -28,6 +29,7 @@ from baton.bench.report import (
 )
 from baton.bench.report.plots import (
     PlotsMissing,
+    _seconds_axis,
     bin_by_arrival,
     count_in_flight,
     cumulative_distribution,
@@ -195,6 +197,27 @@ def test_a_page_shows_figures_origin_and_meanings(page: str) -> None:
     assert 'class="badge simulated">simulated (S)' in page
     assert "<td>predicted</td><td>20</td>" in page
     assert "Attainment: the share of arrived requests" in page
+
+
+def test_a_column_of_long_texts_wraps_so_that_the_others_stay_on_the_page(tmp_path: Path) -> None:
+    fleet = "2 x prefill h100_sxm tp1 + 1 x decode h100_sxm tp2"
+    table = Table(title="Fleets", columns=("kind", "fleet", "GPUs"), rows=(("a", fleet, "4"),))
+    write_report(replace(SWEPT, tables=(table,)), tmp_path / "a.html")
+    text = (tmp_path / "a.html").read_text()
+    assert f'<td>a</td><td class="text">{fleet}</td><td>4</td>' in text
+    assert '<th class="text">fleet</th>' in text
+    assert "td.text { text-align: left; white-space: normal;" in text
+
+
+@pytest.mark.parametrize(("last_s", "scale"), [(0.15, "linear"), (0.6, "log")])
+def test_a_narrow_range_of_latencies_has_an_axis_with_ticks(last_s: float, scale: str) -> None:
+    axes = Figure().subplots()
+    axes.plot([0.1, last_s], [0.0, 100.0])
+    axes.set_xscale("log")
+    _seconds_axis(axes)
+    low, high = axes.get_xlim()
+    assert axes.get_xscale() == scale
+    assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 2
 
 
 def test_the_same_study_gives_the_same_page(tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ def test_a_page_has_the_answer_first_then_its_reasons_then_tables() -> None:
     parts = ("<h1>", "take the first", "take 1 x mixed", "it is full", "<dl>", "Fleets (S)")
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
+    assert "a fifth off" not in page  # a quick plan has no such rows, and no empty section
 
 
 def heading(*rates: tuple[FleetKind, float], asked_per_s: float | None = None) -> str:

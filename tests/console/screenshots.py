@@ -1,18 +1,22 @@
-"""Pictures of the console for the docs: `python -m tests.console.screenshots [--all FOLDER]`.
+"""Pictures of the console: `python -m tests.console.screenshots [--all|--reports FOLDER]`.
 
-They show `LiveFeed`, a simulated fleet. With `--all` every section is drawn in both themes and at
-three widths, for the eye.
+Those for the docs show `LiveFeed`, a simulated fleet. With `--all`, every section is drawn in both
+themes and at three widths. With `--reports`, so are the pages that `baton plan`, `simulate` and
+`replay` write.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tests.cli.invoked import run_baton
 from tests.console.browser import (
     ROOT,
     Page,
@@ -23,10 +27,31 @@ from tests.console.browser import (
 )
 from tests.console.chat_api import CHAT_WAIT_S, FakeApi, chat_target_of, running_api
 from tests.console.live_feed import LiveFeed
+from tests.fakes.completion_server import (
+    SSE_DONE,
+    CompletionServer,
+    ReceivedRequest,
+    token,
+    usage,
+)
 
 IMAGES = ROOT / "docs" / "images"
 WIDTHS = (1440, 1280, 800)
 SECTIONS = ("overview", "fleet", "requests", "scaling", "config")
+_TRACE_LINE = (
+    '{{"timestamp": {at}, "input_length": 200, "output_length": 12, "hash_ids": [{at}]}}\n'
+)
+_SIMULATED_REPORTS: Mapping[str, tuple[str, ...]] = {
+    "plan": (
+        *("plan", "meta-llama/Llama-3.1-8B", "--gpu", "H100", "--gpus", "4", "--workload", "conv"),
+        *("--ttft", "1s", "--tpot", "15ms", "--quick"),
+    ),
+    "simulate": (
+        *("simulate", "-c", "configs/sim.yaml", "--workload", "conv", "--rate", "2"),
+        *("--duration", "60s", "--scale", "2", "--compare", "colocated"),
+    ),
+}
+"""The words of each verb whose page needs no server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +95,8 @@ def main(arguments: Sequence[str]) -> int:
     if (reason := missing_reason()) is not None:
         sys.stderr.write(f"{reason}\n")
         return 1
+    if arguments[:1] == ["--reports"]:
+        return _shoot_reports(Path(arguments[1]))
     with running_api() as api, chromium() as browser:
         api.pause_s = 0.29  # as the records of `LiveFeed` have it
         feed = LiveFeed(target=chat_target_of(api))
@@ -108,6 +135,44 @@ def _shoot_all(studio: Studio, folder: Path) -> None:
                 _shoot(page, folder / f"request-{theme}-{width}.png")
                 studio.chat(page)
                 _shoot(page, folder / f"playground-{theme}-{width}.png")
+
+
+def _shoot_reports(folder: Path) -> int:
+    """Have each verb write its page, and take pictures of all of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trace = folder / "trace.jsonl"
+    trace.write_text("".join(_TRACE_LINE.format(at=number * 40) for number in range(200)))
+    complaints: list[str] = []
+    pages: list[Path] = []
+    with CompletionServer(_paced).in_thread() as server:
+        measured = {"replay": ("replay", str(trace), "--url", server.url)}
+        for name, words in {**_SIMULATED_REPORTS, **measured}.items():
+            pages.append(folder / f"{name}.html")
+            done = run_baton(*words, "--report", str(pages[-1]))
+            if done.exit_code:
+                complaints.append(f"{name}: {done.stderr}")
+    with chromium() as browser:
+        for page, theme, width in product(pages, ("light", "dark"), WIDTHS):
+            size = {"width": width, "height": 900}
+            session = WatchedPage(browser, page.as_uri(), viewport=size, color_scheme=theme)
+            session.page.goto(session.base)
+            picture = page.with_name(f"{page.stem}-{theme}-{width}.png")
+            session.page.screenshot(path=str(picture), full_page=True)
+            complaints += session.outside_requests + session.complaints
+            session.close()
+            sys.stderr.write(f"{picture}\n")
+    sys.stderr.writelines(f"{complaint}\n" for complaint in complaints)
+    return int(bool(complaints))
+
+
+async def _paced(request: ReceivedRequest) -> AsyncIterator[str]:
+    """A stream with pauses, so that its charts have something to show."""
+    tokens = request.body["max_tokens"]
+    for number in range(tokens):
+        await asyncio.sleep(0.02 if number else 0.1)
+        yield token(last=number == tokens - 1)
+    yield usage(tokens)
+    yield SSE_DONE
 
 
 def _open_request(page: Page) -> None:

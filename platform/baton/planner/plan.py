@@ -197,7 +197,7 @@ def verdict_of(
     recommendation = {
         FleetKind.COLOCATED: "do not disaggregate",
         FleetKind.DISAGGREGATED: "disaggregate",
-        FleetKind.HYBRID: "disaggregate, and let decode replicas prefill what is served better so",
+        FleetKind.HYBRID: "disaggregate, and let decode replicas prefill where that is faster",
     }[best.fleet.kind]
     is_colocated = best.fleet.kind is FleetKind.COLOCATED
     others = [

@@ -62,6 +62,8 @@ STYLE: dict[Any, Any] = {
 }
 _MINUTES_AXIS_FROM_S = 600.0
 _MAX_LABELLED_POINTS = 12
+_LOG_FROM = 5.0
+"""Less between the ends of a logarithmic axis would leave it one tick, or none."""
 """With more points, none has a label."""
 _MAX_POINTS = 500
 _MAX_BINS = 60
@@ -259,8 +261,11 @@ def _latency_axis(axes: Axes, label: str, limit_s: float | None) -> None:
 def _seconds_axis(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    if axes.get_xscale() == "log":
-        low, high = axes.get_xlim()
+    low, high = axes.get_xlim()
+    if axes.get_xscale() == "log" and high / low < _LOG_FROM:
+        axes.set_xscale("linear")
+        axes.locator_params(axis="x", nbins=6)
+    elif axes.get_xscale() == "log":
         is_narrow = high / low < 30  # noqa: PLR2004 - within 1.5 decades, whole ones are too few ticks
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,)))
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -338,7 +343,8 @@ def _attainment(axes: Axes, results: Sequence[RunResult], study: Study, unit_s: 
             lw=1.4,
             label=run.name,
         )
-    axes.axhline(100 * study.target, color=TARGET, lw=1.0, ls="--")
+    if study.has_objectives:
+        axes.axhline(100 * study.target, color=TARGET, lw=1.0, ls="--")
     axes.set_ylim(0, 104)
     axes.set_ylabel("within\nobjectives, %" if study.has_objectives else "finished, %")
     if len(results) > 1:

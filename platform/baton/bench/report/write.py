@@ -40,9 +40,12 @@ th, td { text-align: right; padding: 4px 0 4px 22px; white-space: nowrap;
   border-bottom: 1px solid #f1f5f9; }
 th { color: #475569; font-weight: 600; border-bottom-color: #cbd5e1; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: pre; }
+th.text, td.text { text-align: left; white-space: normal; min-width: 16ch; }
 img { display: block; width: 100%; height: auto; }
 ul { margin: 6px 0 0; padding-left: 20px; font-size: 14px; }
 """
+_WRAPPED_FROM_CHARS = 28
+"""A column with a longer cell is text: without wraps it would push the others off the page."""
 _DEFINITIONS = (
     "TTFT: from arrival to the first token. TPOT: (last token - first token) / (output tokens - 1),"
     " per request. Worst gap: the longest time between two tokens of a request.",
@@ -167,9 +170,19 @@ def _answer(lines: tuple[str, ...]) -> str:
 
 
 def _table(table: Table, mark: str) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    classes = [
+        ' class="text"' if number and max(map(len, cells)) > _WRAPPED_FROM_CHARS else ""
+        for number, cells in enumerate(zip(*table.rows, strict=True))
+    ] or [""] * len(table.columns)
+    head = "".join(
+        f"<th{css}>{escape(column)}</th>"
+        for css, column in zip(classes, table.columns, strict=True)
+    )
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+        "<tr>"
+        + "".join(f"<td{css}>{escape(cell)}</td>" for css, cell in zip(classes, row, strict=True))
+        + "</tr>"
+        for row in table.rows
     )
     return (
         f"<section><h2>{escape(table.title)} ({mark})</h2>"

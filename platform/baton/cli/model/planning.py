@@ -258,9 +258,13 @@ def study_of(result: PlanResult, *, command: str) -> Study:
             )
             for tradeoff, label in zip(best_plan.tradeoffs, labels, strict=True)
         ),
-        tables=(
-            _table("Fleets", candidate_rows(best_plan)),
-            _table("If the question was a fifth off", sensitivity_rows(best_plan)),
+        tables=tuple(
+            _table(title, rows)
+            for title, rows in (
+                ("Fleets", candidate_rows(best_plan)),
+                ("If the question was a fifth off", sensitivity_rows(best_plan)),
+            )
+            if rows
         ),
     )
 
@@ -274,5 +278,6 @@ def _labels(trades: Sequence[PlannedTrade]) -> Iterator[str]:
 
 
 def _table(title: str, rows: Sequence[dict[str, str]]) -> Table:
-    columns = tuple(rows[0]) if rows else ()
-    return Table(title=title, columns=columns, rows=tuple(tuple(row.values()) for row in rows))
+    return Table(
+        title=title, columns=tuple(rows[0]), rows=tuple(tuple(row.values()) for row in rows)
+    )
