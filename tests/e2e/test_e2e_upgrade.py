@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -66,3 +67,36 @@ def test_other_code_of_the_same_version_replaces_every_process_and_no_stream_fai
         assert not before.keys() & after.keys()
         assert sorted(before.values()) == sorted(after.values())
         assert baton.status()["baton"] == new
+
+
+_AT_ZERO = {
+    **{f"pools.{pool}.replicas.min": 0 for pool in ("prefill", "decode")},
+    **{f"pools.{pool}.replicas.initial": 1 for pool in ("prefill", "decode")},
+    "autoscaler.scale_to_zero": "true",
+    "autoscaler.interval": "300ms",
+    "autoscaler.scale_down.cooldown": "1s",
+}
+
+
+def is_at_zero(status: dict[str, Any]) -> bool:
+    return all(pool["desired"] == pool["ready"] == 0 for pool in status["pools"])
+
+
+def test_a_fleet_at_zero_takes_a_configuration_and_other_code_and_serves_with_them(
+    tmp_path: Path,
+) -> None:
+    other = copy_version(tmp_path / "other", edits=_OTHER_CODE)
+    python = str(other.python(tmp_path / "env"))
+    with running_deployment("sim.yaml", tmp_path, **_AT_ZERO) as baton:
+        baton.wait_for(is_at_zero, 60)
+        change = ("--set", "model.engine.sim.decode_step=9ms", "--bake", "2s")
+        baton.run_json("apply", *baton.options, *change, timeout_s=120 * slowdown())
+        assert baton.wait_for(is_at_zero, 60)["generation"] == 1
+        baton.stream("wake up")
+        baton.wait_for(is_at_zero, 60)
+        arguments = ("upgrade", "--bake", "2s")
+        report = baton.run_json(*arguments, timeout_s=200 * slowdown(), interpreter=python)
+        new = f"{other.version}+{content_hash(other.source / 'baton')}"
+        assert report["code"][1].startswith(f"{new} ")
+        assert baton.wait_for(is_at_zero, 60)["baton"] == new
+        baton.stream("wake up again")
