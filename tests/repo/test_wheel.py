@@ -196,12 +196,17 @@ def test_verbs_that_need_an_engine_say_how_to_install_one(plain: Installed) -> N
 
 
 @pytest.fixture(scope="module")
+def with_engines(wheel_of_sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The sdist's wheel, beside an engine."""
+    return install(wheel_of_sdist, tmp_path_factory.mktemp("engines"), with_engines=True)
+
+
+@pytest.fixture
 def demo(
-    wheel_of_sdist: Path, tmp_path_factory: pytest.TempPathFactory
+    with_engines: Installed, tmp_path: Path
 ) -> Iterator[tuple[Installed, subprocess.Popen[bytes], Path]]:
-    """A demo that stays up, of simulated engines, from the sdist's wheel; and its output."""
-    folder = tmp_path_factory.mktemp("demo")
-    installed = install(wheel_of_sdist, folder, with_engines=True)
+    """A demo that stays up, of simulated engines; and its output."""
+    installed, folder = with_engines, tmp_path
     shutil.copy(ROOT / "configs/sim.yaml", installed.folder)
     sets = (
         *(f"server.port={free_port()}", "observability.metrics.port=0"),
@@ -242,3 +247,27 @@ def test_a_demo_starts_from_the_wheel_and_verbs_find_it(
     assert process.wait(60) == 0
     figures = next(line for line in log.read_text().splitlines() if line.startswith("{"))
     assert json.loads(figures)["ok"] == json.loads(figures)["requests"] > 0
+
+
+_BESIDE_A_MODEL = {
+    "config validate -c made.yaml": r"ok: yes",
+    "status": r"decode-\w+ +decode .* ready +vllm",
+    "chat --max-tokens 4 --verbose Hello": r"4 tokens, ended by length, \S*decode-",
+    "trace": r"chat-\w+",
+    "down": r"stopped: http",
+}
+"""As `_BESIDE_A_DEPLOYMENT`, for real engines."""
+
+
+@pytest.mark.long
+def test_a_model_is_served_from_the_wheel_by_one_line_without_a_file(
+    with_engines: Installed,
+) -> None:
+    sets = ("--set", f"server.port={free_port()}", "--set", "observability.metrics.port=0")
+    up = ("up", "tiny", "--write", "made.yaml", *sets, "--detach", "--timeout", "240s")
+    done = with_engines.run(*up, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    for command, pattern in _BESIDE_A_MODEL.items():
+        done = with_engines.run(*shlex.split(command), timeout_s=120)
+        check_output(command, done, pattern)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
