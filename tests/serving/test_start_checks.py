@@ -111,6 +111,10 @@ JUDGEMENTS = [
         "model", FAIL, ("model.source=FOLDER/weights.bin",), {},
         "is not a directory", "its id on the hub",
     ),
+    CheckCase(
+        "model", FAIL, ("model.source=FOLDER",), {},
+        "source: FOLDER has no config.json", "the directory that the model was",
+    ),
     CheckCase("model", PASS, ("model.source=meta-llama/Llama-3.1-8B-Instruct",), {}),
     CheckCase("model", PASS, ("model.source=tiny",), {}),
     CheckCase(

@@ -146,22 +146,23 @@ def _key_file_differences(files_by_node: Mapping[str, NodeFiles]) -> Iterator[Fi
 
 
 def source_findings(models: Mapping[str, ModelConfig]) -> tuple[Finding, ...]:
-    """Models with a path that does not exist. Hub ids are not looked up."""
+    """Models with a path at which no model is. Hub ids are not looked up."""
     findings = []
     for name, model in models.items():
         source = model.source
         path = Path(source).expanduser()
         if is_in_object_store(source):
             findings += _streamer_findings(name, source)
-        if source == TINY or path.is_dir() or not is_path(source):
+        remedy = "give the directory of a model, or its id on the hub"
+        if source == TINY or not (is_path(source) or path.is_dir()):
             continue
-        problem = "is not a directory" if path.exists() else "does not exist"
-        findings.append(
-            Finding(
-                f"models.{name}.source: {source} {problem}",
-                "give the directory of a model, or its id on the hub",
-            )
-        )
+        if path.is_dir():
+            if (path / "config.json").is_file():
+                continue
+            problem, remedy = "has no config.json", "give the directory that the model was saved to"
+        else:
+            problem = "is not a directory" if path.exists() else "does not exist"
+        findings.append(Finding(f"models.{name}.source: {source} {problem}", remedy))
     return tuple(findings)
 
 
