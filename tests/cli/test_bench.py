@@ -184,7 +184,7 @@ def test_a_closed_loop_over_a_trace_keeps_what_its_prompts_share(
     server: CompletionServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.jsonl"
-    line = '{{"timestamp": {at}, "input_length": 600, "output_length": 2, "hash_ids": [7, {at}]}}\n'
+    line = '{{"at_s": {at}, "input_length": 600, "output_length": 2, "hash_ids": [7, {at}]}}\n'
     file.write_text("".join(line.format(at=n) for n in range(100, 104)))
     closed = ("--concurrency", "1", "--requests", "4", "--warm-up", "0")
     report_of(server.url, "--trace", str(file), *closed)

@@ -13,7 +13,7 @@ from typer.testing import Result
 from tests.cli.invoked import run_baton
 from tests.fakes.completion_server import CompletionServer, ReceivedRequest
 
-LINE = '{{"timestamp": {at}, "input_length": 40, "output_length": 3, "hash_ids": [{first}]}}\n'
+LINE = '{{"at_s": {at}, "input_length": 40, "output_length": 3, "hash_ids": [{first}]}}\n'
 
 
 def replay(*arguments: str) -> Result:
@@ -29,9 +29,9 @@ def report_of(*arguments: str) -> dict[str, Any]:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Twenty requests, a hundred a second."""
+    """Twenty requests, a hundred a second, by `at_s`: in a `timestamp`, the unit were not clear."""
     file = tmp_path / "trace.jsonl"
-    lines = (LINE.format(at=number * 10, first=number // 2) for number in range(20))
+    lines = (LINE.format(at=number / 100, first=number // 2) for number in range(20))
     file.write_text("".join(lines))
     return file
 

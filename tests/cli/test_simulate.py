@@ -136,6 +136,34 @@ def test_the_first_part_of_a_trace_counts_from_its_first_arrival(tmp_path: Path)
     assert report_of("--trace", str(file), "--duration", "5s")["results"][0]["requests"] == 5
 
 
+def test_seconds_in_a_field_of_milliseconds_are_read_as_seconds_and_the_report_says_so(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "seconds.jsonl"
+    file.write_text("".join(LINE.format(at=number / 2, first=number) for number in range(20)))
+    report = report_of("--trace", str(file))
+    assert report["results"][0]["rate_per_s"] == pytest.approx(2.0)
+    assert report["provenance"]["arrival times"] == (
+        "seconds: in milliseconds, as this format has them, they would be 2e+03 requests/s"
+    )
+    named = simulate("--trace", str(file), "--time-unit", "ms")
+    assert "arrival times: milliseconds: as --time-unit says" in named.stdout
+    assert simulate(*SMALL, "--time-unit", "ms").exit_code == 2
+    assert "us" in simulate("--trace", str(file), "--time-unit", "minutes").stderr
+
+
+@pytest.mark.parametrize("limit", [("--requests", "30"), ("--duration", "30s")])
+@pytest.mark.parametrize("rate", [(), ("--rate", "2"), ("--scale", "1", "--scale", "3")])
+def test_of_a_long_series_of_rates_only_the_part_that_is_asked_for_is_made(
+    tmp_path: Path, limit: tuple[str, str], rate: tuple[str, ...]
+) -> None:
+    file = tmp_path / "fortnight.csv"
+    rows = "".join(f"{600 * number},20,1,100,5\n" for number in range(2016))
+    file.write_text("t_s,req_per_s,active_clients,mean_input_tokens,mean_output_tokens\n" + rows)
+    for run in report_of("--trace", str(file), *limit, *rate)["results"]:
+        assert 10 < run["requests"] < 800
+
+
 def test_a_sweep_leaves_out_objectives_that_cannot_be_configured_and_says_so() -> None:
     limits = ("--ttft", "200ms", "--tpot", "1500us")
     swept = report_of(*SMALL, *limits, "--slo-scale-sweep")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from baton.cli.traces import TraceUnusable, load_trace, make_workload
+from baton.simulator.workloads.formats import ReadOptions
+from baton.simulator.workloads.time_units import TimeUnit
 
 
 @pytest.mark.parametrize("name", ["chat", "conv", "agents"])
@@ -71,3 +74,32 @@ def test_a_file_that_is_no_trace_has_its_own_remedy(
     assert str(path) in str(caught.value)
     assert said in str(caught.value)
     assert remedy in (caught.value.remedy or "")
+
+
+CSV = "arrived_at,num_prefill_tokens,num_decode_tokens\r\n0,9,3\r\n0.5,8,2\r\n"
+
+
+def test_a_compressed_file_is_read_as_the_file_itself(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "t.csv", tmp_path / "t.csv.gz"
+    plain.write_bytes(CSV.encode())
+    packed.write_bytes(gzip.compress(CSV.encode()))
+    assert load_trace(packed).requests == load_trace(plain).requests
+    assert len(load_trace(plain)) == 2
+
+
+@pytest.mark.parametrize("kept", [8, 40])
+def test_half_a_compressed_file_is_refused(tmp_path: Path, kept: int) -> None:
+    packed = tmp_path / "t.csv.gz"
+    packed.write_bytes(gzip.compress(CSV.encode())[:kept])
+    with pytest.raises(TraceUnusable, match="is no whole gzip file"):
+        load_trace(packed)
+
+
+def test_an_unclear_unit_names_the_option_that_says_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(CSV.replace("0.5", "0.01"))
+    with pytest.raises(TraceUnusable, match="the unit of arrived_at is not clear") as caught:
+        load_trace(path)
+    assert caught.value.remedy == "give --time-unit: s, ms, us or ns"
+    seconds = ReadOptions(time_unit=TimeUnit.SECONDS)
+    assert load_trace(path, seconds).rate_per_s == pytest.approx(100)

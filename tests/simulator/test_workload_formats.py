@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import accumulate
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -11,8 +14,15 @@ from hypothesis import strategies as st
 from baton.domain.errors import TraceInvalid
 from baton.simulator.workloads import csv_traces as azure
 from baton.simulator.workloads import lengths, mooncake, rate_series
-from baton.simulator.workloads.formats import TraceFormat, detect_format, read_trace
+from baton.simulator.workloads.formats import (
+    ReadOptions,
+    TraceFormat,
+    detect_format,
+    read_trace,
+)
 from baton.simulator.workloads.lengths import Lengths
+from baton.simulator.workloads.rate_series import TraceLimits
+from baton.simulator.workloads.time_units import TimeUnit, date_ns
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 AZURE = [
@@ -81,7 +91,7 @@ def test_an_azure_trace_begins_with_its_first_arrival_to_the_tenth_of_a_microsec
     ],
 )
 def test_a_date_counts_from_1970(date: str, seconds: float) -> None:
-    assert azure.date_ns(date) == int(seconds * 4) * 250_000_000
+    assert date_ns(date) == int(seconds * 4) * 250_000_000
 
 
 @pytest.mark.parametrize(
@@ -110,7 +120,7 @@ def test_a_bad_row_is_named_by_file_line_and_fault_and_can_be_skipped(row: str, 
         read_trace("conv.csv", lines)
     assert (found.value.name, found.value.line) == ("conv.csv", 5)
     assert what in found.value.problem
-    kept = read_trace("conv.csv", lines, ignore_invalid=True)
+    kept = read_trace("conv.csv", lines, ReadOptions(ignore_invalid=True))
     assert (len(kept), kept.skipped_lines) == (2, 1)
 
 
@@ -134,7 +144,10 @@ def test_a_bad_json_line_is_named_too(line: str, what: str) -> None:
     with pytest.raises(TraceInvalid, match="line 2") as found:
         read_trace("t.jsonl", [*MOONCAKE, line])
     assert what in found.value.problem
-    assert read_trace("t.jsonl", [*MOONCAKE, line], ignore_invalid=True).skipped_lines == 1
+    assert (
+        read_trace("t.jsonl", [*MOONCAKE, line], ReadOptions(ignore_invalid=True)).skipped_lines
+        == 1
+    )
 
 
 @pytest.mark.parametrize("lines", [MOONCAKE, LOG, AZURE, RATES])
@@ -145,7 +158,7 @@ def test_a_mark_of_the_byte_order_loses_no_line(lines: list[str]) -> None:
 
 def test_a_trace_of_nothing_but_bad_lines_is_refused_even_when_they_may_be_skipped() -> None:
     with pytest.raises(TraceInvalid, match="holds no requests; skipped 1 line"):
-        read_trace("t", ["{oops"], ignore_invalid=True)
+        read_trace("t", ["{oops"], ReadOptions(ignore_invalid=True))
 
 
 def test_requests_are_sorted_by_arrival_and_those_at_one_time_keep_their_order() -> None:
@@ -168,7 +181,7 @@ def test_lengths_alone_need_a_rate() -> None:
     assert lengths.read(LENGTHS, "l") == ((Lengths(18, 243),), 0)
     with pytest.raises(TraceInvalid, match="give a rate"):
         read_trace("l", LENGTHS)
-    many = read_trace("l", [LENGTHS[0], *LENGTHS[1:] * 4000], rate_per_s=20.0)
+    many = read_trace("l", [LENGTHS[0], *LENGTHS[1:] * 4000], ReadOptions(rate_per_s=20.0))
     assert len(many) == 4000
     assert many.rate_per_s == pytest.approx(20.0, rel=0.06)
 
@@ -188,7 +201,7 @@ def test_a_series_of_rates_becomes_arrivals_with_its_rates_and_mean_lengths() ->
 
 
 def test_a_series_of_rates_is_scaled_to_the_mean_that_is_asked_for() -> None:
-    assert len(read_trace("r", RATES, rate_per_s=1.0)) == pytest.approx(1800, rel=0.1)
+    assert len(read_trace("r", RATES, ReadOptions(rate_per_s=1.0))) == pytest.approx(1800, rel=0.1)
 
 
 def test_windows_count_as_long_as_they_are() -> None:
@@ -209,13 +222,163 @@ def test_a_series_in_which_nothing_arrives_cannot_be_scaled() -> None:
     nothing = [RATES[0], "0,0,0,,", "60,0,0,,"]
     assert len(read_trace("r", nothing)) == 0
     with pytest.raises(TraceInvalid, match="every window asks for 0 requests") as found:
-        read_trace("r", nothing, rate_per_s=5.0)
+        read_trace("r", nothing, ReadOptions(rate_per_s=5.0))
     assert found.value.name == "r"
 
 
 def test_a_series_beyond_memory_names_the_rate_that_fits() -> None:
     with pytest.raises(TraceInvalid, match="scale it with a rate below"):
         read_trace("r", [RATES[0], "0,100000,1,10,10", "600,1,1,10,10"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "requests"),
+    [
+        (TraceLimits(requests=100), (100, 100)),
+        (TraceLimits(duration_s=10.0), (1, 120)),
+        (TraceLimits(duration_s=10.0, requests=3), (3, 3)),
+        (TraceLimits(thinned_to=1000), (850, 1150)),
+    ],
+)
+def test_of_two_weeks_only_what_is_needed_is_made(
+    limits: TraceLimits, requests: tuple[int, int]
+) -> None:
+    fortnight = [RATES[0], *(f"{600 * number},8,1,10,10" for number in range(2016))]
+    fortnight[1] = "0,0,0,,"
+    began_s = process_time()
+    trace = read_trace("r", fortnight, ReadOptions(limits=limits))
+    assert process_time() - began_s < 5  # all 9.7 million take a minute, and do not fit
+    assert requests[0] <= len(trace) <= requests[1]
+    assert trace.requests[0].at_s >= 600
+    if limits.thinned_to is not None:
+        assert trace.span_s == pytest.approx(2015 * 600, rel=0.05)
+
+
+def test_the_part_of_a_series_that_is_made_is_the_same_as_of_the_whole() -> None:
+    whole = read_trace("r", RATES)
+    assert (
+        read_trace("r", RATES, ReadOptions(limits=TraceLimits(requests=50))).requests
+        == (whole.requests[:50])
+    )
+
+
+# ------------------------------------------------------------------ units of time
+
+GAPS_S = (0.1, 0.7, 0.3, 1.4, 0.05, 0.9, 0.2, 0.35)
+"""Of about two requests a second."""
+UNITS = {TimeUnit.SECONDS: 1, TimeUnit.MILLISECONDS: 1e3, TimeUnit.MICROSECONDS: 1e6}
+UNITS[TimeUnit.NANOSECONDS] = 1e9
+
+
+def timed(kind: str, times: Iterable[float | str]) -> list[str]:
+    """A file of that kind with these times."""
+    texts = [json.dumps(time) for time in times]
+    match kind:
+        case "mooncake":
+            pattern = '{{"timestamp": {}, "input_length": 9, "output_length": 3}}'
+        case "log":
+            pattern = '{{"arrival_time": {}, "input_toks": 9, "output_toks": 3}}'
+        case "azure":
+            pattern = "{},9,3"
+            return [AZURE[0], *(pattern.format(text) for text in texts)]
+        case _:
+            pattern = "{},9,3"
+            heads = {
+                "vidur": "arrived_at,num_prefill_tokens,num_decode_tokens",
+                "burstgpt": "Timestamp,Request tokens,Response tokens",
+                "splitwise": "arrival_timestamp,prompt_size,token_size",
+            }
+            return [heads[kind], *(pattern.format(text) for text in texts)]
+    return [pattern.format(text) for text in texts]
+
+
+KINDS = ("mooncake", "log", "azure", "vidur", "burstgpt", "splitwise")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unit", list(TimeUnit))
+@pytest.mark.parametrize("since", [0.0, 1_777_142_838.0])
+def test_the_unit_of_times_is_that_of_the_data(kind: str, unit: TimeUnit, since: float) -> None:
+    times_s = list(accumulate(GAPS_S, initial=since))
+    lines = timed(kind, (round(at_s * UNITS[unit], 3) for at_s in times_s))
+    trace = read_trace("t", lines)
+    assert [request.at_s for request in trace.requests] == pytest.approx(
+        [at_s - since for at_s in times_s], abs=0.002
+    )
+    assert trace.times.startswith(f"{unit.name.lower()}: ")
+    if kind == "mooncake" and unit is TimeUnit.SECONDS and not since:
+        assert trace.times == (
+            "seconds: in milliseconds, as this format has them, they would be 2e+03 requests/s"
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dates_are_dates_in_every_format(kind: str) -> None:
+    lines = timed(kind, ["2023-11-16T18:17:03.5Z", "2023-11-16 18:17:04"])
+    trace = read_trace("t", lines)
+    assert [request.at_s for request in trace.requests] == [0.0, 0.5]
+    assert trace.times == ""
+    with pytest.raises(TraceInvalid, match="has dates, and --time-unit is given"):
+        read_trace("t", lines, ReadOptions(time_unit=TimeUnit.SECONDS))
+
+
+@pytest.mark.parametrize("per_s", [0.02, 100.0, 500.0])
+def test_times_that_may_be_of_two_units_are_refused_until_one_is_named(per_s: float) -> None:
+    lines = timed("mooncake", [number * 1000 / per_s for number in range(20)])
+    with pytest.raises(TraceInvalid, match="the unit of timestamp is not clear") as refused:
+        read_trace("t", lines)
+    assert f"{per_s:.3g}/s in milliseconds" in refused.value.problem
+    for unit, factor in ((TimeUnit.MILLISECONDS, 1), (TimeUnit.SECONDS, 1e-3)):
+        trace = read_trace("t", lines, ReadOptions(time_unit=unit))
+        assert trace.rate_per_s == pytest.approx(per_s * factor)
+        assert trace.times == f"{unit.name.lower()}: as --time-unit says"
+
+
+@pytest.mark.parametrize(
+    ("times", "what"),
+    [
+        ([1_777_142_838, 1_777_142_839_500], "several units: seconds as request 1"),
+        ([0, "2023-11-16 18:17:03"], "expected a number"),
+        (["2023-11-16 18:17:03", 5], "expected a date"),
+        ([5, -1], "timestamp is -1, expected at least 0"),
+        ([5, 1e300], "is not clear"),
+    ],
+)
+def test_times_of_several_kinds_are_refused(times: list[float | str], what: str) -> None:
+    with pytest.raises(TraceInvalid, match=what):
+        read_trace("t", timed("mooncake", times))
+
+
+def test_one_request_needs_no_unit() -> None:
+    for kind in KINDS:
+        assert [request.at_s for request in read_trace("t", timed(kind, [77])).requests] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"at_s": 3, "input_length": 9, "output_length": 3}',
+        '{"arrival_time_ns": 3, "input_toks": 9, "output_toks": 3}',
+        RATES[0] + RATES[1],
+        LENGTHS[0] + LENGTHS[1],
+    ],
+)
+def test_a_unit_is_refused_where_the_format_has_its_own(line: str) -> None:
+    options = ReadOptions(time_unit=TimeUnit.SECONDS, rate_per_s=1.0)
+    with pytest.raises(TraceInvalid, match="--time-unit is given"):
+        read_trace("t", line.splitlines(keepends=True), options)
+
+
+def test_times_in_two_fields_are_refused() -> None:
+    mixed = [
+        '{"arrival_time_ns": 3, "input_toks": 9, "output_toks": 3}',
+        '{"arrival_time": 3, "input_toks": 9, "output_toks": 3}',
+    ]
+    with pytest.raises(TraceInvalid, match="some lines have arrival_time, others"):
+        read_trace("t", mixed)
+    mixed = [MOONCAKE[0], '{"at_s": 3, "input_length": 9, "output_length": 3}']
+    with pytest.raises(TraceInvalid, match="some lines have at_s, others a timestamp"):
+        read_trace("t", mixed)
 
 
 def ticking(*ticks_ms: int) -> list[str]:
@@ -242,7 +405,7 @@ def test_ticks_are_spread_evenly_and_keep_the_order_of_the_file() -> None:
 def test_spreading_is_the_same_for_the_same_seed_only() -> None:
     lines = ticking(0, 0, 0, 0, 3000, 3000, 3000, 3000)
     assert read_trace("m", lines) == read_trace("m", lines)
-    assert read_trace("m", lines, seed=1) != read_trace("m", lines)
+    assert read_trace("m", lines, ReadOptions(seed=1)) != read_trace("m", lines)
 
 
 def test_spreading_over_more_than_a_tick_still_keeps_the_order_of_the_file() -> None:
@@ -256,7 +419,7 @@ def test_times_that_do_not_tick_are_left_alone() -> None:
     assert [request.at_s for request in sparse.requests] == [0, 3, 6, 6]
     told = mooncake.read(ticking(0, 0, 0, 0, 3000, 3000), "m", spread_s=0)
     assert [request.at_s for request in told.requests] == [0, 0, 0, 0, 3, 3]
-    fine = mooncake.read(ticking(0, 0, 0, 0, 10, 10), "m")
+    fine = mooncake.read(ticking(0, 0, 0, 0, 10, 10), "m", time_unit=TimeUnit.MILLISECONDS)
     assert fine.requests[-1].at_s == 0.01
 
 
@@ -279,7 +442,6 @@ def test_blocks_of_no_known_size_are_refused() -> None:
     line = '{"timestamp": 0, "input_length": 900, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]}'
     with pytest.raises(TraceInvalid, match="block_tokens"):
         read_trace("m", [line])
-    assert mooncake.read([line], "m", block_tokens=180).block_tokens == 180
 
 
 def test_lines_that_say_different_sizes_of_blocks_are_refused() -> None:
@@ -333,7 +495,7 @@ def test_readers_of_mooncake_files_find_all_they_need_in_a_written_trace() -> No
 def test_every_file_is_read_or_refused_as_a_bad_trace(lines: list[str]) -> None:
     for head in ([], [AZURE[0]], MOONCAKE, LOG, LENGTHS, RATES):
         try:
-            trace = read_trace("f", [*head, *lines], rate_per_s=1.0)
+            trace = read_trace("f", [*head, *lines], ReadOptions(rate_per_s=1.0))
         except TraceInvalid as refused:
             assert refused.name == "f"  # noqa: PT017 - either way is right
         else:

@@ -13,6 +13,7 @@ import typer
 from baton.cli.backend import Backend
 from baton.cli.output import OutputFormat, print_warnings
 from baton.serving.versions import FLAG, KEY
+from baton.simulator.workloads.time_units import TimeUnit
 
 if TYPE_CHECKING:
     from baton.config import LoadedConfig
@@ -64,6 +65,12 @@ LocalAddress = Annotated[
         "--address",
         metavar="HOST:PORT",
         help="Address of the deployment's Ray cluster or endpoint, if several run here.",
+    ),
+]
+TimeUnitOption = Annotated[
+    TimeUnit | None,
+    typer.Option(
+        "--time-unit", help="Unit of the trace's arrival times, if the data do not show it."
     ),
 ]
 Timeout = Annotated[
@@ -135,6 +142,16 @@ def parse_seconds(text: str, option: str = "--timeout") -> float:
     if duration_s > _MAX_DURATION_S:
         raise typer.BadParameter(f"got {text!r}, expected at most 100 years", param_hint=option)
     return duration_s
+
+
+def check_time_unit(time_unit: TimeUnit | None, trace: Path | None) -> None:
+    """Refuse a unit of times without a trace.
+
+    Raises:
+        BadParameter: there is no trace.
+    """
+    if time_unit is not None and trace is None:
+        raise typer.BadParameter("is of a trace, and none is given", param_hint="--time-unit")
 
 
 def positive(number: float, option: str) -> float:

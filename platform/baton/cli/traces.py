@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from baton.domain.errors import OperatorError, TraceInvalid
 
 if TYPE_CHECKING:
+    from baton.simulator.workloads.formats import ReadOptions
     from baton.simulator.workloads.trace import Trace
 
 
@@ -17,6 +20,7 @@ _WARM_UP_S = {"chat": 600.0}
 
 A session has 4 turns of 39 s in the mean, and one of a hundred has 16 or more.
 """
+_GZIP_MAGIC = b"\x1f\x8b"
 _MAX_REQUESTS = 5_000_000
 """Limit of made requests: some gigabytes of memory."""
 
@@ -25,26 +29,25 @@ class TraceUnusable(OperatorError):
     """A trace cannot be read, or is empty."""
 
 
-def load_trace(
-    path: Path, *, ignore_invalid: bool = False, rate_per_s: float | None = None, seed: int = 0
-) -> Trace:
-    """The trace in a file; `rate_per_s` is for formats without arrival times.
+def load_trace(path: Path, options: ReadOptions | None = None) -> Trace:
+    """The trace in a file, which may be compressed by gzip.
 
     Raises:
         TraceUnusable: it cannot be read.
     """
-    from baton.simulator.workloads.formats import read_trace  # here: keeps --help fast
+    from baton.simulator.workloads.formats import ReadOptions, read_trace  # keeps --help fast
 
     try:
-        with path.open(encoding="utf-8") as lines:
-            trace = read_trace(
-                str(path), lines, ignore_invalid=ignore_invalid, rate_per_s=rate_per_s, seed=seed
-            )
+        with _open_text(path) as lines:
+            trace = read_trace(str(path), lines, options or ReadOptions())
         return replace(trace, name=path.name)
     except TraceInvalid as error:
         raise TraceUnusable(str(error), _remedy(error)) from error
     except UnicodeDecodeError as error:
         raise TraceUnusable(f"{path}: is no text: {error}", "name a file of UTF-8 text") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        problem = f"{path}: is no whole gzip file: {error}"
+        raise TraceUnusable(problem, "compress it again, or name the file of text") from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise TraceUnusable(
@@ -52,26 +55,19 @@ def load_trace(
         ) from error
 
 
-def load_with_arrivals(
-    path: Path, *, ignore_invalid: bool, rate_per_s: float | None, seed: int
-) -> tuple[Trace, bool]:
-    """The trace in a file, and whether its arrivals were made at `rate_per_s`: it had none.
-
-    Raises:
-        TraceUnusable: it cannot be read.
-    """
-    try:
-        return load_trace(path, ignore_invalid=ignore_invalid, seed=seed), False
-    except TraceUnusable:
-        if rate_per_s is None:
-            raise
-        # Perhaps it only does not say when requests arrive; if not, this says what is wrong.
-        return load_trace(
-            path, ignore_invalid=ignore_invalid, rate_per_s=rate_per_s, seed=seed
-        ), True
+def _open_text(path: Path) -> TextIO:
+    with path.open("rb") as file:
+        is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    if is_compressed:
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
 
 
 def _remedy(error: TraceInvalid) -> str:
+    if "--time-unit is given" in error.problem:
+        return "leave out --time-unit"
+    if "the unit of" in error.problem:
+        return "give --time-unit: s, ms, us or ns"
     if error.line > 1:
         return "correct the line, or leave out all that are bad with --skip-bad"
     if "a rate" in error.problem:

@@ -22,7 +22,14 @@ from baton.cli.measure.bench_options import (
     redacted_command_line,
     require_one_of,
 )
-from baton.cli.options import Address, Output, parse_seconds, positive
+from baton.cli.options import (
+    Address,
+    Output,
+    TimeUnitOption,
+    check_time_unit,
+    parse_seconds,
+    positive,
+)
 from baton.cli.output import ExitCode, OutputFormat, print_error, print_report, report_errors
 
 if TYPE_CHECKING:
@@ -114,6 +121,7 @@ def bench(  # noqa: PLR0913 - each is an option
     arrivals: Annotated[str, _ARRIVALS] = "poisson",
     burstiness: Annotated[float, _BURSTINESS] = 1.0,
     trace: Annotated[Path | None, _TRACE] = None,
+    time_unit: TimeUnitOption = None,
     workload: Annotated[str | None, _WORKLOAD] = None,
     dataset: Annotated[Path | None, _DATASET] = None,
     prompt_tokens: Annotated[str, _PROMPT] = "512",
@@ -165,6 +173,7 @@ def bench(  # noqa: PLR0913 - each is an option
     prompt_kind = require_one_of(
         prompts or ("words" if is_chat else "tokens"), ("tokens", "words"), "--prompts"
     )
+    check_time_unit(time_unit, trace)
     shared_tokens, shared_prompts = parse_prefix(shared_prefix)
     rates = parse_numbers(rate, "--rate")
     connection_args = ConnectionArgs(
@@ -187,6 +196,7 @@ def bench(  # noqa: PLR0913 - each is an option
         prompts=bench_order.PromptArgs(
             dataset=dataset,
             trace=trace,
+            time_unit=time_unit,
             workload=workload,
             as_words=prompt_kind == "words",
             tokenizer=tokenizer,

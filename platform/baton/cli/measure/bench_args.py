@@ -10,6 +10,7 @@ from baton.bench.client.client import Api
 from baton.bench.client.trust import TlsTrust
 from baton.bench.findings.metrics import SloObjectives
 from baton.bench.load import ArrivalProcess, MeasuredLength, TokenRange, WarmUp
+from baton.simulator.workloads.time_units import TimeUnit
 
 ENDPOINT = "endpoint"
 """For `--tokenizer`: the endpoint's own."""
@@ -36,6 +37,7 @@ class PromptArgs:
 
     dataset: Path | None
     trace: Path | None
+    time_unit: TimeUnit | None
     workload: str | None
     as_words: bool
     """Prompts of words instead of token ids."""

@@ -46,10 +46,12 @@ from baton.bench.workers import LoadJob, run_async, run_load
 from baton.cli.measure.bench_args import ENDPOINT, BenchArgs, PromptArgs
 from baton.cli.model.simulate import progress_bar
 from baton.cli.output import ProgressLines
-from baton.cli.traces import TraceUnusable, load_with_arrivals, make_workload
+from baton.cli.traces import TraceUnusable, load_trace, make_workload
 from baton.domain.errors import TraceInvalid
 from baton.domain.names.words import count_text
 from baton.simulator.workloads import scaling
+from baton.simulator.workloads.formats import ReadOptions
+from baton.simulator.workloads.rate_series import TraceLimits
 
 if TYPE_CHECKING:
     from baton.simulator.workloads.trace import Trace
@@ -232,11 +234,16 @@ def _make_trace(args: BenchArgs, length: MeasuredLength, rate: float | None, rep
             seed=seed,
         )
     assert prompts.trace is not None, "neither a trace nor a workload"
-    trace, is_paced = load_with_arrivals(
-        prompts.trace, ignore_invalid=prompts.ignore_invalid, rate_per_s=rate, seed=seed
+    options = ReadOptions(
+        ignore_invalid=prompts.ignore_invalid,
+        time_unit=prompts.time_unit,
+        rate_per_s=rate,
+        limits=TraceLimits(until_s, max_requests),
+        seed=seed,
     )
+    trace = load_trace(prompts.trace, options)
     start_s = trace.requests[0].at_s if trace.requests else 0.0
-    if rate is not None and not is_paced and not args.load.streams:
+    if rate is not None and not trace.is_paced and not args.load.streams:
         if not trace.rate_per_s:
             raise TraceUnusable(f"{prompts.trace}: has no rate to scale", "leave out --rate")
         trace = scaling.at_rate(trace, rate, Random(seed))  # noqa: S311 - a seed
@@ -324,6 +331,10 @@ async def _gather_inputs(args: BenchArgs) -> _BenchInputs:
         notes.append("No tokenizer could count tokens: prompts have one word for each token.")
     if skipped:
         notes.append(f"{skipped} entries of the data set were bad and left out.")
+    if prompts.trace is not None:
+        rate = next(iter(args.load.rates_per_s), 1.0 if args.load.streams else None)
+        if times := _make_trace(args, MeasuredLength(requests=1), rate, 0).times:
+            notes.append(f"Arrival times of the trace: {times}.")
     return _BenchInputs(model=model, words=words, rows=rows, notes=tuple(notes))
 
 

@@ -20,9 +20,16 @@ from baton.cli.endpoint import (
 )
 from baton.cli.measure.bench_options import redacted_command_line
 from baton.cli.model.simulate import progress_bar, show_study
-from baton.cli.options import Address, Output, parse_seconds, positive
+from baton.cli.options import (
+    Address,
+    Output,
+    TimeUnitOption,
+    check_time_unit,
+    parse_seconds,
+    positive,
+)
 from baton.cli.output import ExitCode, OutputFormat, print_error, report_errors
-from baton.cli.traces import TraceUnusable, load_with_arrivals, make_workload
+from baton.cli.traces import TraceUnusable, load_trace, make_workload
 from baton.domain.names.words import count_text
 
 if TYPE_CHECKING:
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from baton.bench.replay import ReplayResult
     from baton.bench.report import Study
     from baton.simulator.outcome import Objectives
+    from baton.simulator.workloads.time_units import TimeUnit
     from baton.simulator.workloads.trace import Trace
 
 _TRACE = typer.Argument(metavar="[TRACE]", help="Requests to send, in any known format.")
@@ -72,6 +80,7 @@ _REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReplayArgs:
     trace: Path | None
+    time_unit: TimeUnit | None
     workload: str | None
     connection_args: ConnectionArgs
     model: str | None
@@ -95,6 +104,7 @@ def replay(  # noqa: PLR0913 - each is an option
     context: typer.Context,
     trace: Annotated[Path | None, _TRACE] = None,
     *,
+    time_unit: TimeUnitOption = None,
     workload: Annotated[str | None, _WORKLOAD] = None,
     url: Annotated[str | None, _URL] = None,
     model: Annotated[str | None, _MODEL] = None,
@@ -134,10 +144,12 @@ def replay(  # noqa: PLR0913 - each is an option
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of TRACE and --workload", param_hint="TRACE")
+    check_time_unit(time_unit, trace)
     if rate is not None and speed is not None:
         raise typer.BadParameter("give one of --rate and --speed", param_hint="--speed")
     args = _ReplayArgs(
         trace=trace,
+        time_unit=time_unit,
         workload=workload,
         connection_args=ConnectionArgs(
             url=url,
@@ -246,14 +258,22 @@ def _trace_from_file(args: _ReplayArgs, path: Path) -> Trace:
     from random import Random
 
     from baton.simulator.workloads import scaling
+    from baton.simulator.workloads.formats import ReadOptions
+    from baton.simulator.workloads.rate_series import TraceLimits
 
     rate_per_s = args.rate_per_s
-    trace, is_paced = load_with_arrivals(
-        path, ignore_invalid=args.ignore_invalid, rate_per_s=rate_per_s, seed=args.seed
+    duration_s = None if args.duration_s is None else args.duration_s * (args.speed or 1.0)
+    options = ReadOptions(
+        ignore_invalid=args.ignore_invalid,
+        time_unit=args.time_unit,
+        rate_per_s=rate_per_s,
+        limits=TraceLimits(duration_s, args.max_requests),
+        seed=args.seed,
     )
+    trace = load_trace(path, options)
     # A piece of a longer trace begins later than at 0, but it is sent at once.
     trace = scaling.cut(trace, trace.requests[0].at_s if trace.requests else 0.0)
-    if rate_per_s is None or is_paced:
+    if rate_per_s is None or trace.is_paced:
         return trace
     if not trace.rate_per_s:
         raise TraceUnusable(f"{path}: its requests have no rate to scale", "leave out --rate")
@@ -289,6 +309,7 @@ def _study(
         command=args.command,
         facts={
             "requests": f"{trace.name}: {len(trace):,} in {span_text}, {rate_text}",
+            **({"arrival times": trace.times} if trace.times else {}),
             "endpoint": url,
             "model": model.name,
             "longest": f"{model.max_tokens:,} tokens" if model.max_tokens else "unknown",

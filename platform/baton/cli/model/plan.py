@@ -10,7 +10,15 @@ import typer
 
 from baton.cli.model.models import AUTO
 from baton.cli.model.simulate import progress_bar
-from baton.cli.options import JsonFlag, Output, command_line, parse_seconds, resolve_format
+from baton.cli.options import (
+    JsonFlag,
+    Output,
+    TimeUnitOption,
+    check_time_unit,
+    command_line,
+    parse_seconds,
+    resolve_format,
+)
 from baton.cli.output import ExitCode, OutputFormat, print_report, report_errors
 
 if TYPE_CHECKING:
@@ -42,6 +50,7 @@ def plan(  # noqa: PLR0913 - each is an option
     gpu: Annotated[list[str], _GPU],
     gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs that there are.")] = None,
     trace: Annotated[Path | None, _TRACE] = None,
+    time_unit: TimeUnitOption = None,
     workload: Annotated[str | None, _WORKLOAD] = None,
     rate: Annotated[
         float | None, typer.Option(metavar="R", help="Requests/s to be carried.", min=0)
@@ -87,6 +96,7 @@ def plan(  # noqa: PLR0913 - each is an option
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")
+    check_time_unit(time_unit, trace)
     if workload is not None and not rate and gpus is None:
         raise typer.BadParameter("give --rate, --gpus, or both", param_hint="--rate")
     if price and len(price) != len(gpu):
@@ -99,6 +109,7 @@ def plan(  # noqa: PLR0913 - each is an option
         prices=tuple(price or ()),
         gpus=gpus,
         trace=trace,
+        time_unit=time_unit,
         workload=workload,
         rate_per_s=rate or None,
         classes=slo_classes(

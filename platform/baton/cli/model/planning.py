@@ -34,11 +34,16 @@ from baton.planner.result import Tradeoff as PlannedTrade
 from baton.planner.simulation_runner import ParallelMap, Progress
 from baton.planner.tradeoffs import pareto_front
 from baton.simulator.outcome import Objectives
+from baton.simulator.workloads.formats import ReadOptions
+from baton.simulator.workloads.rate_series import TraceLimits
+from baton.simulator.workloads.time_units import TimeUnit
 from baton.simulator.workloads.trace import Trace
 
 _WORKLOAD_RATE_PER_S = 10.0
 _WORKLOAD_S = 600.0
 """Length of a named workload that is drawn from: enough for conversations of several turns."""
+_SAMPLED_REQUESTS = 200_000
+"""Requests of a rate series, from which runs of some hundred are drawn."""
 _STAGES = {plan.STAGE: (0.0, 0.25), explore.STAGE: (0.25, 0.55), sensitivity.STAGE: (0.8, 0.2)}
 """Start and share of each stage in the whole."""
 
@@ -52,6 +57,7 @@ class PlanArgs:
     prices: tuple[float, ...]
     gpus: int | None
     trace: Path | None
+    time_unit: TimeUnit | None
     workload: str | None
     rate_per_s: float | None
     classes: tuple[SloClass, ...]
@@ -161,12 +167,16 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
 
 def _traffic(args: PlanArgs) -> Trace:
     if args.trace is not None:
-        trace = load_trace(
-            args.trace,
+        has_rate = args.rate_per_s is not None or args.gpus is not None
+        options = ReadOptions(
             ignore_invalid=args.ignore_invalid,
+            time_unit=args.time_unit,
             rate_per_s=args.rate_per_s,
+            # Without a rate, it is the trace's own.
+            limits=TraceLimits(thinned_to=_SAMPLED_REQUESTS if has_rate else None),
             seed=args.seed,
         )
+        trace = load_trace(args.trace, options)
         if not trace.span_s:
             problem = f"{args.trace}: all its requests, {len(trace)}, arrive at one time"
             raise TraceUnusable(problem, "name a trace whose requests arrive one after another")

@@ -32,6 +32,7 @@ def facts(plan: Plan) -> dict[str, str]:
             f" {mix.output_tokens:.0f} out, {mix.cached_tokens / mix.prompt_tokens:.0%} of prompts"
             " shared"
         ),
+        **({"arrival times": question.traffic.times} if question.traffic.times else {}),
         "rate": rate_text,
         "objectives": "; ".join(_objectives(plan)),
         "seed": str(question.seed),

@@ -14,7 +14,9 @@ from baton.cli.options import (
     ConfigFiles,
     Output,
     SetOptions,
+    TimeUnitOption,
     backend_of,
+    check_time_unit,
     command_line,
     parse_seconds,
     positive,
@@ -66,6 +68,7 @@ def simulate(  # noqa: PLR0913 - each is an option
     *,
     sets: SetOptions = None,
     trace: Annotated[Path | None, _TRACE] = None,
+    time_unit: TimeUnitOption = None,
     workload: Annotated[str | None, _WORKLOAD] = None,
     rate: Annotated[float | None, _RATE] = None,
     duration: Annotated[
@@ -107,6 +110,7 @@ def simulate(  # noqa: PLR0913 - each is an option
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")
+    check_time_unit(time_unit, trace)
     from baton.cli.model.simulation import RequestArgs, SimulateArgs  # here: keeps --help fast
 
     slo_overrides = [
@@ -120,6 +124,7 @@ def simulate(  # noqa: PLR0913 - each is an option
         sets=[*(sets or ()), *slo_overrides],
         requests=RequestArgs(
             file=trace,
+            time_unit=time_unit,
             workload=workload,
             rate_per_s=None if rate is None else positive(rate, "--rate"),
             duration_s=None if duration is None else parse_seconds(duration, "--duration"),

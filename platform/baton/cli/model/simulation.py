@@ -13,7 +13,7 @@ from baton.bench.formatting import format_number, format_seconds
 from baton.bench.report import Curve, Evidence, FleetSample, RunResult, ScalingSummary, Study
 from baton.bench.report.summary import OBJECTIVE_SCALES, scale_objectives, tail_notes
 from baton.cli.output import print_warnings
-from baton.cli.traces import load_with_arrivals, make_workload
+from baton.cli.traces import load_trace, make_workload
 from baton.config.language.bounds import Timeout
 from baton.config.language.units import Unit, format_quantity
 from baton.config.load import LoadedConfig, load_config
@@ -26,6 +26,9 @@ from baton.simulator.fleet.samples import Sample
 from baton.simulator.outcome import Objectives, attainment
 from baton.simulator.scenario import SimulationResult, simulate
 from baton.simulator.workloads import scaling
+from baton.simulator.workloads.formats import ReadOptions
+from baton.simulator.workloads.rate_series import TraceLimits
+from baton.simulator.workloads.time_units import TimeUnit
 from baton.simulator.workloads.trace import Trace
 
 _SHORT_PATHS = ("policy", "index", "disaggregate", "seed")
@@ -47,6 +50,8 @@ class RequestArgs:
     """Which requests to serve: a file, or a workload by name."""
 
     file: Path | None = None
+    time_unit: TimeUnit | None = None
+    """Of the file's arrival times; None to decide it by them."""
     workload: str | None = None
     rate_per_s: float | None = None
     duration_s: float | None = None
@@ -256,12 +261,16 @@ def _error_for_variant(error: ConfigInvalid, change: str) -> ConfigInvalid:
 
 # ------------------------------------------------------------------ which requests
 def _traces(requests: RequestArgs) -> list[Trace]:
+    rates: Sequence[float | None] = requests.scales or (requests.rate_per_s,)
     if requests.file is None:
-        rates: Sequence[float | None] = requests.scales or (requests.rate_per_s,)
         return [_limit_trace(_trace_from_workload(requests, rate), requests) for rate in rates]
-    trace, scales = _trace_from_file(requests, requests.file)
+    trace = _trace_from_file(requests, requests.file, rates[0])
     # Of the file, so that the time is the same one however many requests a scale leaves out.
     start_s = trace.requests[0].at_s if trace.requests else 0.0
+    if trace.is_paced:
+        others = (_trace_from_file(requests, requests.file, rate) for rate in rates[1:])
+        return [_limit_trace(paced, requests, start_s) for paced in (trace, *others)]
+    scales = [rate for rate in rates if rate is not None]
     if not scales:
         return [_limit_trace(trace, requests, start_s)]
     if not trace.rate_per_s:
@@ -277,15 +286,15 @@ def _traces(requests: RequestArgs) -> list[Trace]:
     ]
 
 
-def _trace_from_file(requests: RequestArgs, file: Path) -> tuple[Trace, Sequence[float]]:
-    """The trace in a file, and the rates to bring it to."""
-    rate = requests.rate_per_s
-    trace, is_paced = load_with_arrivals(
-        file, ignore_invalid=requests.ignore_invalid, rate_per_s=rate, seed=requests.seed
+def _trace_from_file(requests: RequestArgs, file: Path, rate_per_s: float | None) -> Trace:
+    options = ReadOptions(
+        ignore_invalid=requests.ignore_invalid,
+        time_unit=requests.time_unit,
+        rate_per_s=rate_per_s,
+        limits=TraceLimits(requests.duration_s, requests.max_requests),
+        seed=requests.seed,
     )
-    if is_paced:
-        return trace, requests.scales
-    return trace, requests.scales or (() if rate is None else (rate,))
+    return load_trace(file, options)
 
 
 def _trace_from_workload(requests: RequestArgs, rate_per_s: float | None) -> Trace:
@@ -415,6 +424,7 @@ def _facts(
     baseline, *others = variants
     return {
         "requests": f"{traces[0].name}: {'; '.join(map(_trace_text, traces))}",
+        **({"arrival times": traces[0].times} if traces[0].times else {}),
         "model": baseline.config.models[baseline.config.model_name].source,
         **{f"pool {name}": text for name, text in baseline.deployment.pools.items()},
         "placement": baseline.placement,

@@ -43,7 +43,6 @@ class KeyTreatment:
     """Only in these configurations."""
 
 
-_MAX_SHOWN_KEYS = 4
 _KV_TYPES = ("auto", "fp8", "int8", "int4", "nvfp4", "bfloat16", "float16", "float32")
 """Prefixes of KV types of known width."""
 
@@ -125,7 +124,11 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
     KeyTreatment("pools.*.engine.max_num_seqs", _MODELLED),
     KeyTreatment("pools.*.engine.max_num_batched_tokens", _MODELLED),
     KeyTreatment("pools.*.engine.max_num_batched_tokens_while_decoding", _MODELLED),
-    KeyTreatment("pools.*.engine.start_deadline", _IRRELEVANT, "every simulated engine starts"),
+    KeyTreatment(
+        "pools.*.engine.start_deadline",
+        _NOT_SIMULATED,
+        "Starts that fail are not simulated: every engine starts, after its cold start",
+    ),
     KeyTreatment("pools.*.engine.adapters.*", _IRRELEVANT, "there are no adapters, which is noted"),
     KeyTreatment(
         "pools.*.engine.extra.*", _IRRELEVANT, "a simulated engine takes no arguments", _SIM
@@ -226,7 +229,9 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
     KeyTreatment("transfer.early_first_token", _MODELLED),
     KeyTreatment("transfer.lease", _MODELLED),
     KeyTreatment("transfer.max_concurrent_pulls", _MODELLED),
-    KeyTreatment("transfer.probe.*", _IRRELEVANT, "no link fails by itself"),
+    KeyTreatment(
+        "transfer.probe.*", _NOT_SIMULATED, "Links that fail by themselves are not simulated"
+    ),
     KeyTreatment("transfer.side_channel.*", _IRRELEVANT, "no address is listened on"),
     KeyTreatment(
         "transfer.env.*", _NOT_SIMULATED, "Environment variables of engines are not simulated"
@@ -239,9 +244,22 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
         _NOT_SIMULATED,
         "The time of API servers is not simulated, whichever stands in front",
     ),
+    KeyTreatment(
+        "server.listener",
+        _NOT_SIMULATED,
+        "The time of listeners is not simulated, whichever takes the connections",
+    ),
     KeyTreatment("server.**", _IRRELEVANT, _BEYOND_INGRESS),
+    KeyTreatment(
+        "cluster.model_cache.*",
+        _NOT_SIMULATED,
+        "Downloads of weights are not simulated: a start takes its cold start",
+    ),
     KeyTreatment("cluster.**", _IRRELEVANT, _ALWAYS_PLACED),
     KeyTreatment("observability.**", _IRRELEVANT, "watching takes no time that shows"),
+    KeyTreatment(
+        "security.tls.cert_file", _NOT_SIMULATED, "The time of encryption is not simulated"
+    ),
     KeyTreatment("security.**", _IRRELEVANT, _BEYOND_INGRESS),
 )
 """By path, first match; `*` is one name, `**` any number of names."""
@@ -276,11 +294,7 @@ def unsimulated_notes(config: DeploymentConfig) -> Iterator[str]:
         if row.treatment is Treatment.NOT_SIMULATED:
             keys_by_explanation.setdefault(row.explanation, []).append(format_path(path))
     for explanation, keys in keys_by_explanation.items():
-        hidden_count = len(keys) - _MAX_SHOWN_KEYS
-        shown = ", ".join(keys[:_MAX_SHOWN_KEYS]) + (
-            f" and {hidden_count} more" if hidden_count > 0 else ""
-        )
-        yield f"{explanation} ({shown})."
+        yield f"{explanation} ({', '.join(keys)})."
 
 
 def non_default_keys(config: DeploymentConfig) -> Iterator[tuple[Path, object]]:

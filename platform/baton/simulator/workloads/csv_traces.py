@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-import calendar
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 from baton.domain.errors import TraceInvalid
 from baton.simulator.workloads.lines import (
-    NS_PER_S,
-    build_timed_trace,
     numbered_lines,
     parse_lines,
-    parse_number,
     parse_tokens,
-    to_nanoseconds,
 )
+from baton.simulator.workloads.time_units import TimeColumn, TimeUnit, build_timed_trace
 from baton.simulator.workloads.trace import Trace
-
-_LEAP_SECOND = 60
-
-_DATE = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})\d*)?"
-    r"(?:Z|([+-])(\d\d):?(\d\d))?"
-)
-
-
-def date_ns(text: str) -> int:
-    """Nanoseconds since 1970 of a date such as `2023-11-16 18:17:03.9799600`, in UTC by default.
-
-    Raises:
-        ValueError: no such date.
-    """
-    match = _DATE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"time is {text!r}, expected a date such as 2023-11-16 18:17:03.9799600")
-    year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
-    # `calendar` raises ValueError for a wrong month or year, but takes a wrong day.
-    last_day = calendar.monthrange(year, month)[1]
-    limits = ((day, last_day), (hour, 23), (minute, 59), (second, _LEAP_SECOND))
-    if not day or any(got > most for got, most in limits):
-        raise ValueError(f"time is {text!r}: there is no such day, hour, minute or second")
-    seconds = calendar.timegm((year, month, day, hour, minute, second))
-    if match[8]:
-        utc_offset_s = int(match[9]) * 3600 + int(match[10]) * 60
-        seconds -= utc_offset_s if match[8] == "+" else -utc_offset_s
-    return seconds * NS_PER_S + int((match[7] or "").ljust(9, "0"))
-
-
-def seconds_ns(text: str) -> int:
-    """Nanoseconds of a number of seconds.
-
-    Raises:
-        ValueError: no number.
-    """
-    return to_nanoseconds(parse_number(text, "time"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +21,19 @@ class _Layout:
     time: str
     prompt: str
     output: str
-    parse_time: Callable[[str], int]
+    usual_unit: TimeUnit | None
+    """None where times are dates."""
 
 
 _LAYOUTS = (
     # Source: Azure/AzurePublicDataset, AzureLLMInferenceTrace of 2023 and 2024.
-    _Layout("timestamp", "contexttokens", "generatedtokens", date_ns),
+    _Layout("timestamp", "contexttokens", "generatedtokens", None),
     # Source: HPMLL/BurstGPT data/.
-    _Layout("timestamp", "request tokens", "response tokens", seconds_ns),
+    _Layout("timestamp", "request tokens", "response tokens", TimeUnit.SECONDS),
     # Source: microsoft/vidur data/processed_traces, those with arrivals.
-    _Layout("arrived_at", "num_prefill_tokens", "num_decode_tokens", seconds_ns),
+    _Layout("arrived_at", "num_prefill_tokens", "num_decode_tokens", TimeUnit.SECONDS),
     # Source: Mutinifni/splitwise-sim traces/.
-    _Layout("arrival_timestamp", "prompt_size", "token_size", seconds_ns),
+    _Layout("arrival_timestamp", "prompt_size", "token_size", TimeUnit.SECONDS),
 )
 
 
@@ -83,13 +42,20 @@ def matches_header(header: str) -> bool:
     return _find_layout(header) is not None
 
 
-def read(lines: Iterable[str], name: str, *, ignore_invalid: bool = False) -> Trace:
+def read(
+    lines: Iterable[str],
+    name: str,
+    *,
+    ignore_invalid: bool = False,
+    time_unit: TimeUnit | None = None,
+) -> Trace:
     """A trace from CSV with a header; it begins with its first arrival.
 
     A request without output counts as one token: an engine samples at least one.
 
     Raises:
-        TraceInvalid: an invalid line, unless `ignore_invalid`; unknown columns; no requests.
+        TraceInvalid: an invalid line, unless `ignore_invalid`; unknown columns; no requests; times
+            of an unclear unit.
     """
     rows = header_and_rows(lines, name)
     header = next(rows)[1]
@@ -97,17 +63,18 @@ def read(lines: Iterable[str], name: str, *, ignore_invalid: bool = False) -> Tr
     if layout is None:
         raise TraceInvalid(name, 1, f"unknown columns: {header.strip()[:100]}")
     columns = parse_columns(header)
+    times = TimeColumn(name, layout.time, usual=layout.usual_unit, given=time_unit)
 
-    def parse(line: str) -> tuple[int, int, int]:
+    def parse(line: str) -> tuple[Decimal, int, int]:
         cells = parse_cells(line, columns)
         return (
-            layout.parse_time(cells[layout.time]),
+            times.parse(cells[layout.time]),
             parse_tokens(cells[layout.prompt], layout.prompt, minimum=1),
             max(parse_tokens(cells[layout.output], layout.output), 1),
         )
 
     rows_read, skipped_lines = parse_lines(rows, name, parse, ignore_invalid=ignore_invalid)
-    return build_timed_trace(name, rows_read, skipped_lines=skipped_lines)
+    return build_timed_trace(name, rows_read, times, skipped_lines=skipped_lines)
 
 
 def header_and_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:

@@ -54,6 +54,7 @@ def build_trace(
     *,
     skipped_lines: int,
     block_tokens: int = 512,
+    times: str = "",
 ) -> Trace:
     """A trace of requests in any order; sorts them stably.
 
@@ -64,31 +65,18 @@ def build_trace(
         raise TraceInvalid(
             name, 0, f"holds no requests; skipped {count_text(skipped_lines, 'line')}"
         )
-    times = [request.at_s for request in requests]
-    running_max = accumulate(times, max)
+    arrivals_s = [request.at_s for request in requests]
+    running_max = accumulate(arrivals_s, max)
     return Trace(
         name=name,
         requests=tuple(sorted(requests, key=lambda request: request.at_s)),
         block_tokens=block_tokens,
+        times=times,
         skipped_lines=skipped_lines,
-        reordered_lines=sum(at < so_far for at, so_far in zip(times, running_max, strict=True)),
+        reordered_lines=sum(
+            at < so_far for at, so_far in zip(arrivals_s, running_max, strict=True)
+        ),
     )
-
-
-def build_timed_trace(
-    name: str, rows: Sequence[tuple[int, int, int]], *, skipped_lines: int
-) -> Trace:
-    """A trace of rows with time in nanoseconds, prompt tokens and output tokens.
-
-    Raises:
-        TraceInvalid: there are no rows.
-    """
-    times_s = seconds_since_first([at_ns for at_ns, _, _ in rows])
-    requests = [
-        TraceRequest(at_s, prompt_tokens, output_tokens)
-        for at_s, (_, prompt_tokens, output_tokens) in zip(times_s, rows, strict=True)
-    ]
-    return build_trace(name, requests, skipped_lines=skipped_lines)
 
 
 def seconds_since_first(times_ns: Sequence[int]) -> list[float]:
@@ -98,12 +86,6 @@ def seconds_since_first(times_ns: Sequence[int]) -> list[float]:
     """
     first = min(times_ns, default=0)
     return [(at - first) / NS_PER_S for at in times_ns]
-
-
-def to_nanoseconds(seconds: float) -> int:
-    """Whole nanoseconds; multiplying first would lose the last digits."""
-    whole_seconds = math.floor(seconds)
-    return whole_seconds * NS_PER_S + round((seconds - whole_seconds) * NS_PER_S)
 
 
 def parse_object(line: str) -> dict[str, object]:

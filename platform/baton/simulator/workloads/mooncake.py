@@ -1,8 +1,9 @@
 """Reads and writes traces in Mooncake's JSON lines, with baton's additions.
 
-A line has `timestamp` (milliseconds), `input_length`, `output_length` and `hash_ids`, which name
-the prompt's blocks: equal ids mean equal blocks. Baton adds the optional fields `at_s` (exact
-seconds, in place of the timestamp), `block_tokens`, `session_id`, `slo_class` and `tenant`.
+A line has `timestamp` (milliseconds, unless the data show another unit), `input_length`,
+`output_length` and `hash_ids`, which name the prompt's blocks: equal ids mean equal blocks. Baton
+adds the optional fields `at_s` (exact seconds, in place of the timestamp), `block_tokens`,
+`session_id`, `slo_class` and `tenant`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 from itertools import groupby, pairwise
 from statistics import median
 from typing import NamedTuple
@@ -23,11 +25,9 @@ from baton.simulator.workloads.lines import (
     parse_number,
     parse_object,
     parse_tokens,
-    seconds_since_first,
 )
+from baton.simulator.workloads.time_units import TimeColumn, TimeUnit
 from baton.simulator.workloads.trace import Trace, TraceRequest
-
-_NS_PER_MS = 1_000_000
 
 _BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024)
 """Candidates if the file has no block size: Mooncake's own first (Source: FAST'25 §4), then those
@@ -39,8 +39,8 @@ _MIN_TICK_S = 0.5
 
 class _Line(NamedTuple):
     request: TraceRequest
-    """Its `at_s` is valid only if `at_ns` is None."""
-    at_ns: int | None
+    """Its `at_s` is valid only if `timestamp` is None."""
+    timestamp: Decimal | None
     block_tokens: int | None
 
 
@@ -49,37 +49,54 @@ def read(
     name: str,
     *,
     spread_s: float | None = None,
-    block_tokens: int | None = None,
     seed: int = 0,
     ignore_invalid: bool = False,
+    time_unit: TimeUnit | None = None,
 ) -> Trace:
     """A trace from JSON lines.
 
     Timestamps count from the first. Timestamps in ticks (Mooncake's are 3 s apart) are spread
     uniformly at random over the tick, in the order of the file: otherwise they would be artificial
     bursts. `spread_s` is the tick, by default inferred; 0 keeps the timestamps. Times in `at_s`
-    stay as they are. `block_tokens` is inferred by default.
+    stay as they are. The size of blocks is inferred where no line has `block_tokens`.
 
     Raises:
-        TraceInvalid: an invalid line, unless `ignore_invalid`; an unknown block size; no requests.
+        TraceInvalid: an invalid line, unless `ignore_invalid`; an unknown block size; no requests;
+            timestamps of an unclear unit.
     """
+    column = TimeColumn(name, "timestamp", usual=TimeUnit.MILLISECONDS, given=time_unit)
     parsed_lines, skipped = parse_lines(
-        numbered_lines(lines), name, _parse, ignore_invalid=ignore_invalid
+        numbered_lines(lines),
+        name,
+        lambda line: _parse(line, column),
+        ignore_invalid=ignore_invalid,
     )
+    if len({line.timestamp is None for line in parsed_lines}) > 1:
+        raise TraceInvalid(
+            name, 0, "some lines have at_s, others a timestamp: expected one of them"
+        )
+    if time_unit is not None and any(line.timestamp is None for line in parsed_lines):
+        raise TraceInvalid(name, 0, "at_s names its unit, and --time-unit is given")
     declared_sizes = {line.block_tokens for line in parsed_lines if line.block_tokens is not None}
     if len(declared_sizes) > 1:
         raise TraceInvalid(name, 0, f"lines say different block_tokens: {sorted(declared_sizes)}")
-    block_size_tokens = (
-        block_tokens or next(iter(declared_sizes), None) or _infer_block_size(parsed_lines, name)
-    )
-    timestamped = [(line.request, line.at_ns) for line in parsed_lines if line.at_ns is not None]
-    times_s = seconds_since_first([at_ns for _, at_ns in timestamped])
+    block_size_tokens = next(iter(declared_sizes), None) or _infer_block_size(parsed_lines, name)
+    timestamped = [
+        (line.request, line.timestamp) for line in parsed_lines if line.timestamp is not None
+    ]
+    times_s = column.seconds([timestamp for _, timestamp in timestamped])
     times_s = _spread(times_s, spread_s, random.Random(seed))  # noqa: S311 - seeded, not secret
-    requests = [line.request for line in parsed_lines if line.at_ns is None]
+    requests = [line.request for line in parsed_lines if line.timestamp is None]
     requests += [
         request._replace(at_s=at_s) for (request, _), at_s in zip(timestamped, times_s, strict=True)
     ]
-    return build_trace(name, requests, skipped_lines=skipped, block_tokens=block_size_tokens)
+    return build_trace(
+        name,
+        requests,
+        skipped_lines=skipped,
+        block_tokens=block_size_tokens,
+        times=column.note,
+    )
 
 
 def write(trace: Trace) -> Iterator[str]:
@@ -102,7 +119,7 @@ def write(trace: Trace) -> Iterator[str]:
         yield json.dumps(fields, separators=(",", ":"))
 
 
-def _parse(line: str) -> _Line:
+def _parse(line: str, column: TimeColumn) -> _Line:
     fields = parse_object(line)
     at_s = fields.get("at_s")
     if at_s is None and fields.get("timestamp") is None and "delay" in fields:
@@ -121,9 +138,7 @@ def _parse(line: str) -> _Line:
     size = fields.get("block_tokens")
     return _Line(
         request,
-        None
-        if at_s is not None
-        else round(parse_number(fields.get("timestamp"), "timestamp") * _NS_PER_MS),
+        None if at_s is not None else column.parse(fields.get("timestamp")),
         None if size is None else parse_tokens(size, "block_tokens", minimum=1),
     )
 

@@ -101,15 +101,27 @@ def mean_rate_per_s(windows: Sequence[RateWindow]) -> float:
     return total_requests / duration_s(windows)
 
 
+class TraceLimits(NamedTuple):
+    """How much of a trace is needed, from its first arrival on; None for all."""
+
+    duration_s: float | None = None
+    requests: int | None = None
+    thinned_to: int | None = None
+    """About this number of requests, from all of the time: at a lower rate."""
+
+
+WHOLE_TRACE = TraceLimits()
+
+
 def generate(
     windows: Sequence[RateWindow],
     name: str,
     rng: random.Random,
     *,
     rate_per_s: float | None = None,
-    skipped_lines: int = 0,
+    limits: TraceLimits = WHOLE_TRACE,
 ) -> Trace:
-    """Requests at the windows' rates, scaled to the mean `rate_per_s`.
+    """Requests at the windows' rates, scaled to the mean `rate_per_s`, and no more than `limits`.
 
     Inside a window arrivals are Poisson and lengths lognormal around the window's means.
 
@@ -121,14 +133,8 @@ def generate(
         problem = f"every window asks for 0 requests, which is not scaled to {rate_per_s:g}/s"
         raise TraceInvalid(name, 0, f"{problem}: correct req_per_s")
     scale = 1.0 if rate_per_s is None else rate_per_s / series_rate_per_s
-    total_requests = series_rate_per_s * scale * total_s
-    if total_requests > _MAX_REQUESTS:
-        raise TraceInvalid(
-            name,
-            0,
-            f"asks for {total_requests:.3g} requests in {total_s:.0f} s, more than {_MAX_REQUESTS}:"
-            f" scale it with a rate below {_MAX_REQUESTS / total_s:.3g}/s",
-        )
+    if limits.thinned_to is not None:
+        scale *= min(1.0, limits.thinned_to / max(1.0, series_rate_per_s * scale * total_s))
     first_s = windows[0].from_s
     steps = [
         RateStep(from_s=window.from_s - first_s, rate_per_s=window.rate_per_s * scale)
@@ -142,8 +148,48 @@ def generate(
         for window in windows
     ]
     starts = [step.from_s for step in steps]
-    requests = []
+    _check_size(name, steps, total_s, limits)
+    requests: list[TraceRequest] = []
     for at_s in arrivals.piecewise_poisson(steps, total_s, rng):
+        if _is_enough(requests, at_s, limits):
+            break
         prompt, output = models[bisect_right(starts, at_s) - 1]
         requests.append(TraceRequest(at_s, prompt.draw(rng), output.draw(rng)))
-    return Trace(name=name, requests=tuple(requests), skipped_lines=skipped_lines)
+    return Trace(name=name, requests=tuple(requests))
+
+
+def _is_enough(requests: Sequence[TraceRequest], at_s: float, limits: TraceLimits) -> bool:
+    """Whether no request at this time or later is needed."""
+    if limits.requests is not None and len(requests) >= limits.requests:
+        return True
+    is_bounded = limits.duration_s is not None and bool(requests)
+    return is_bounded and at_s >= requests[0].at_s + (limits.duration_s or 0.0)
+
+
+def _check_size(name: str, steps: Sequence[RateStep], total_s: float, limits: TraceLimits) -> None:
+    """Refuse what does not fit into memory, before it is made.
+
+    Raises:
+        TraceInvalid: it does not.
+    """
+    start_s = next((step.from_s for step in steps if step.rate_per_s), total_s)
+    end_s = total_s if limits.duration_s is None else min(total_s, start_s + limits.duration_s)
+    ends_s = [*(step.from_s for step in steps[1:]), total_s]
+    expected = sum(
+        step.rate_per_s * max(0.0, min(until_s, end_s) - step.from_s)
+        for step, until_s in zip(steps, ends_s, strict=True)
+    )
+    if limits.requests is not None:
+        expected = min(expected, limits.requests)
+    if expected > _MAX_REQUESTS:
+        total_requests = sum(
+            step.rate_per_s * (until_s - step.from_s)
+            for step, until_s in zip(steps, ends_s, strict=True)
+        )
+        rate_per_s = total_requests / total_s * _MAX_REQUESTS / expected
+        raise TraceInvalid(
+            name,
+            0,
+            f"asks for {expected:.3g} requests in {end_s - start_s:.0f} s, more than"
+            f" {_MAX_REQUESTS}: serve less of it, or scale it with a rate below {rate_per_s:.3g}/s",
+        )

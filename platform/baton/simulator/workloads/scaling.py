@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
@@ -71,13 +72,7 @@ def first(trace: Trace, requests: int) -> Trace:
 
 
 def _with_requests(trace: Trace, requests: Iterable[TraceRequest]) -> Trace:
-    return Trace(
-        name=trace.name,
-        requests=tuple(requests),
-        block_tokens=trace.block_tokens,
-        skipped_lines=trace.skipped_lines,
-        reordered_lines=trace.reordered_lines,
-    )
+    return replace(trace, requests=tuple(requests))
 
 
 def _thinned(

@@ -35,6 +35,10 @@ class Trace:
     requests: tuple[TraceRequest, ...]
     block_tokens: int = 512
     """Tokens of a block in `block_ids`."""
+    is_paced: bool = False
+    """Whether its arrivals were made at a rate that was asked for: the file has none."""
+    times: str = ""
+    """How the file's arrival times were read, and why; empty where it says their unit."""
     skipped_lines: int = 0
     """Invalid lines of the file that were skipped."""
     reordered_lines: int = 0

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 
+from baton.domain.errors import TraceInvalid
 from baton.simulator.workloads.lines import (
-    build_timed_trace,
     numbered_lines,
     parse_lines,
-    parse_number,
     parse_object,
     parse_tokens,
-    to_nanoseconds,
 )
+from baton.simulator.workloads.time_units import TimeColumn, TimeUnit, build_timed_trace
 from baton.simulator.workloads.trace import Trace
 
 
-def read(lines: Iterable[str], name: str, *, ignore_invalid: bool = False) -> Trace:
+def read(
+    lines: Iterable[str],
+    name: str,
+    *,
+    ignore_invalid: bool = False,
+    time_unit: TimeUnit | None = None,
+) -> Trace:
     """A trace from lines with `input_toks`, `output_toks` and `arrival_time` or `arrival_time_ns`.
 
     It begins with its first arrival. Source: casys-kaist/LLMServingSim, bench and workloads.
 
     Raises:
-        TraceInvalid: an invalid line, unless `ignore_invalid`; no requests.
+        TraceInvalid: an invalid line, unless `ignore_invalid`; no requests; times of an unclear
+            unit.
     """
-    rows, skipped = parse_lines(numbered_lines(lines), name, _parse, ignore_invalid=ignore_invalid)
-    return build_timed_trace(name, rows, skipped_lines=skipped)
-
-
-def _parse(line: str) -> tuple[int, int, int]:
-    fields = parse_object(line)
-    if "arrival_time_ns" in fields:
-        at_ns = round(parse_number(fields["arrival_time_ns"], "arrival_time_ns"))
-    else:
-        at_ns = to_nanoseconds(parse_number(fields.get("arrival_time"), "arrival_time"))
-    return (
-        at_ns,
-        parse_tokens(fields.get("input_toks"), "input_toks", minimum=1),
-        max(parse_tokens(fields.get("output_toks"), "output_toks"), 1),
+    times = TimeColumn(name, "arrival_time", usual=TimeUnit.SECONDS, given=time_unit)
+    times_ns = TimeColumn(
+        name, "arrival_time_ns", usual=TimeUnit.NANOSECONDS, given=time_unit, is_fixed=True
     )
+
+    def parse(line: str) -> tuple[bool, tuple[Decimal, int, int]]:
+        fields = parse_object(line)
+        column = times_ns if times_ns.field in fields else times
+        row = (
+            column.parse(fields.get(column.field)),
+            parse_tokens(fields.get("input_toks"), "input_toks", minimum=1),
+            max(parse_tokens(fields.get("output_toks"), "output_toks"), 1),
+        )
+        return column is times_ns, row
+
+    rows, skipped = parse_lines(numbered_lines(lines), name, parse, ignore_invalid=ignore_invalid)
+    if len({is_ns for is_ns, _ in rows}) > 1:
+        problem = f"some lines have {times.field}, others {times_ns.field}: expected one of them"
+        raise TraceInvalid(name, 0, problem)
+    column = times_ns if rows and rows[0][0] else times
+    return build_timed_trace(name, [row for _, row in rows], column, skipped_lines=skipped)
