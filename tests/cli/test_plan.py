@@ -29,7 +29,22 @@ def run(*arguments: str) -> Result:
     ("arguments", "said"),
     [
         (("--gpus", "8", "--ttft", "1s"), "one of --trace and --workload"),
-        (("--workload", "conv", "--ttft", "1s"), "give --rate, --gpus, or both"),
+        (("--workload", "conv", "--ttft", "1s"), "give --rate or --users, --gpus, or both"),
+        (("--workload", "conv", "--ttft", "1s", "--rate", "0"), "got 0, expected more than 0"),
+        ((*CONV, "--ttft", "1s", "--rate", "inf"), "got inf, expected more than 0"),
+        (
+            (*CONV, "--ttft", "1s", "--users", "0", "--think-time", "1s"),
+            "greater than or equal to 1",
+        ),
+        ((*CONV, "--ttft", "1s", "--users", "9"), "needs the time from an answer"),
+        ((*CONV, "--ttft", "1s", "--think-time", "9s"), "is of users: give --users, too"),
+        ((*CONV, "--ttft", "1s", "--users", "9", "--think-time", "9"), "expected a duration"),
+        ((*CONV, "--ttft", "1s", "--users", "9", "--think-time", "-1s"), "expected a duration"),
+        ((*CONV, "--ttft", "1s", "--users", "9", "--think-time", "999y"), "expected"),
+        (
+            (*CONV, "--ttft", "1s", "--users", "9", "--think-time", "9s", "--rate", "4"),
+            "give one of --rate and --users",
+        ),
         (CONV, "give --ttft, --tpot, or both"),
         ((*CONV, "--ttft", "500"), "expected a duration"),
         ((*CONV, "--ttft", "1s", "--tp", "two"), "expected numbers as 1,2,4"),

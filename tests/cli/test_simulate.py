@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from baton.cli.model.simulation import RequestArgs, SimulateArgs, run_study
+from baton.cli.model.simulation import SimulateArgs, run_study
+from baton.cli.traces import RequestArgs
 from tests.cli.invoked import run_baton
 from tests.repo.project import code_blocks
 
@@ -162,6 +163,53 @@ def test_of_a_long_series_of_rates_only_the_part_that_is_asked_for_is_made(
     file.write_text("t_s,req_per_s,active_clients,mean_input_tokens,mean_output_tokens\n" + rows)
     for run in report_of("--trace", str(file), *limit, *rate)["results"]:
         assert 10 < run["requests"] < 800
+
+
+@pytest.mark.parametrize("limit", [("--requests", "40"), ("--duration", "20s")])
+@pytest.mark.parametrize("workload", ["conv", "chat", "shifting"])
+def test_users_wait_for_answers_and_think(workload: str, limit: tuple[str, str]) -> None:
+    users = ("--users", "8", "--think-time", "2s", "--workload", workload)
+    report = report_of(*users, *limit, "--compare", "policy=random,disaggregate=always")
+    said = report["provenance"]["users"]
+    assert said.startswith("8 users, who think for 2 s in the mean (exponential), send ")
+    for run in report["results"]:
+        answer_s = run["e2e"]["mean"] if "mean" in run["e2e"] else run["e2e"]["p50"]
+        assert 8 / (2 + 3 * answer_s) < run["rate_per_s"] < 8 / 1.2
+
+
+def test_users_of_a_trace_send_its_requests_when_they_are_answered(trace: Path) -> None:
+    report = report_of("--trace", str(trace), "--users", "2", "--think-time", "0s")
+    assert report["results"][0]["requests"] == 20
+    assert "20, as users send them" in report["provenance"]["requests"]
+    assert not any("users" in note for note in report["notes"])
+    many = report_of("--trace", str(trace), "--users", "99", "--think-time", "1s")
+    assert any("Only 20 of 99 users send" in note for note in many["notes"])
+    hour = report_of(
+        *("--trace", str(trace), "--users", "2", "--think-time", "0s", "--duration", "1h")
+    )
+    assert any("All requests were sent after" in note for note in hour["notes"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--users", "3"), "needs the time from an answer"),
+        (("--think-time", "3s"), "is of users: give --users, too"),
+        (("--users", "0", "--think-time", "3s"), "greater than or equal to 1"),
+        (("--users", "3", "--think-time", "soon"), "expected a duration"),
+        (("--users", "3", "--think-time", "3s", "--rate", "3"), "one of --users, --rate"),
+        (("--users", "3", "--think-time", "3s", "--scale", "3"), "one of --users, --rate"),
+    ],
+)
+def test_users_that_are_none_are_refused(options: tuple[str, ...], said: str) -> None:
+    result = simulate("--workload", "conv", "--requests", "5", *options)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())
+
+
+def test_users_of_a_workload_need_an_end() -> None:
+    result = simulate("--workload", "conv", "--users", "3", "--think-time", "1s")
+    assert "--workload needs an end" in result.stderr
 
 
 def test_a_sweep_leaves_out_objectives_that_cannot_be_configured_and_says_so() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from baton.cli.traces import TraceUnusable, load_trace, make_workload
+from baton.simulator.workloads.arrivals import TimeUnit
 from baton.simulator.workloads.formats import ReadOptions
-from baton.simulator.workloads.time_units import TimeUnit
 
 
 @pytest.mark.parametrize("name", ["chat", "conv", "agents"])

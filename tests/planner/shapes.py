@@ -9,6 +9,7 @@ from baton.planner.problem import AcceleratorOffer, PlanningProblem, SearchEffor
 from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue
 from baton.simulator.outcome import Objectives
 from baton.simulator.v1.settings import V1Settings
+from baton.simulator.workloads.arrivals import UserLoad
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.perf.shapes import LLAMA_8B
 from tests.simulator.v1_cores import LinearStepTiming
@@ -92,6 +93,7 @@ def question(
     tpot_s: float | None = 0.03,
     gpus: int | None = 8,
     rate_per_s: float | None = None,
+    users: UserLoad | None = None,
 ) -> PlanningProblem:
     return PlanningProblem(
         model=MODEL,
@@ -100,6 +102,7 @@ def question(
         classes=(SloClass(objectives=Objectives(ttft_s=ttft_s, tpot_s=tpot_s)),),
         gpus=gpus,
         rate_per_s=rate_per_s,
+        users=users,
         effort=SMALL,
     )
 

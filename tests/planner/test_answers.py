@@ -19,6 +19,7 @@ from baton.planner.rates.trials import LatencyQuantiles, Trial
 from baton.planner.result import Candidate, Constraint, Tradeoff
 from baton.planner.shapes.fleets import FleetKind, PlannedFleet, PlannedPool
 from baton.planner.tradeoffs import closed_form_tradeoffs, pareto_front, simulated_tradeoffs
+from baton.simulator.workloads.arrivals import UserLoad
 from tests.planner.shapes import GPU, evenly_spaced, instance, question, shapes
 
 MIX = MeanRequest(prompt_tokens=600, output_tokens=50)
@@ -150,9 +151,9 @@ def test_a_fleet_that_carries_less_than_another_says_why_it_is_taken_and_by_how_
     split = candidate(FleetKind.HYBRID, 83.0)
 
     assert verdict(alone, split) == (
-        "do not disaggregate: colocated carries 79.9 requests/s on 2 GPUs, hybrid 83 requests/s"
-        " on 2 GPUs: 0.96 times as much per dollar: equal within the tolerance of 15%, and"
-        " colocated is the simpler to run"
+        "do not disaggregate, although hybrid carries more: equal within the tolerance of 15%, and"
+        " colocated is the simpler to run: colocated carries 79.9 requests/s on 2 GPUs, hybrid 83"
+        " requests/s on 2 GPUs: 0.96 times as much per dollar"
     )
 
 
@@ -164,8 +165,7 @@ def test_a_split_is_also_compared_with_one_that_carries_more() -> None:
     assert verdict(alone, hybrid).endswith(beside_one_pool)
     assert beside_one_pool in verdict(alone, hybrid, split)
     assert verdict(alone, hybrid, split).endswith(
-        "against disaggregated (83 requests/s on 2 GPUs) 0.96 times as much per dollar: equal"
-        " within the tolerance of 15%, and hybrid is the simpler to run"
+        "against disaggregated (83 requests/s on 2 GPUs) 0.96 times as much per dollar"
     )
 
 
@@ -187,6 +187,84 @@ def test_of_fleets_that_carry_a_rate_the_dearer_one_is_said_to_be_so() -> None:
     assert verdict(same, large, asked=asked).endswith(
         "hybrid costs the same, and is the more complicated"
     )
+
+
+BARE = replace(GPU, name="bare", price_per_hour=None)
+USERS = UserLoad(users=60, think_s=2.0)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> list[Candidate]:
+    made = []
+    for _ in range(draw(st.integers(1, 7))):
+        rate = draw(st.sampled_from((0.0, 8.0, 9.5, 10.0, 10.4, 20.0, 40.0)))
+        one = candidate(
+            draw(st.sampled_from(list(FleetKind))),
+            rate,
+            over=trial(rate + 1, holds=False),
+            replicas=draw(st.integers(1, 4)),
+            accelerator=draw(st.sampled_from((GPU, BARE))),
+        )
+        seconds = draw(st.sampled_from((1.0, 2.0, 5.0)))
+        trials = tuple(replace(other, e2e_s=seconds) for other in one.search_result.trials)
+        made.append(replace(one, search_result=replace(one.search_result, trials=trials)))
+    return made
+
+
+QUESTIONS = [
+    replace(ASKED, rate_per_s=rate, users=users, gpus=8, offers=offers)
+    for rate, users in ((None, None), (9.0, None), (10.0, None), (39.0, None), (None, USERS))
+    for offers in (
+        (AcceleratorOffer(accelerator=GPU), AcceleratorOffer(accelerator=BARE)),
+        (
+            AcceleratorOffer(accelerator=GPU),
+            AcceleratorOffer(accelerator=BARE, price_per_hour=1.5),
+        ),
+    )
+]
+SIMPLEST_FIRST = (FleetKind.COLOCATED, FleetKind.HYBRID, FleetKind.DISAGGREGATED)
+
+
+@given(fleets(), st.sampled_from(QUESTIONS))
+def test_what_carries_less_than_another_is_never_taken_without_its_true_reason_first(
+    offered: list[Candidate], asked: PlanningProblem
+) -> None:
+    best, ranked = rank_candidates(offered, asked)
+    said = verdict_of(best, ranked, asked)
+    if best is None:
+        assert not any(other.rate_per_s for other in offered)
+        return
+    head = said.split(" requests/s")[0].rsplit(": ", 1)[0]  # all before the first figure
+    stronger = [other for other in offered if other.load(asked) > best.load(asked)]
+    if best.meets_demand(asked):
+        cheaper = [other for other in offered if other.meets_demand(asked)]
+        assert cost(best.fleet, asked) == min(cost(other.fleet, asked) for other in cheaper)
+        rivals = [x for x in stronger if cost(x.fleet, asked) == cost(best.fleet, asked)]
+        assert ("the cheapest fleet that is enough" in head) is bool(stronger)
+        assert ("costs the same, and is the more complicated" in head) is bool(rivals)
+    else:
+        rivals = stronger
+        most = max(other.load(asked) for other in offered)
+        assert best.load(asked) >= (1 - asked.effort.precision) * most
+        assert ("equal within the tolerance" in head) is bool(rivals)
+        assert ("no fleet is enough" in head) is (asked.demand is not None)
+    assert ("although" in head) is (bool(rivals) or "no fleet is enough" in head)
+    simple = SIMPLEST_FIRST.index(best.fleet.kind)
+    assert all(SIMPLEST_FIRST.index(other.fleet.kind) > simple for other in rivals)
+
+
+def test_users_are_carried_by_what_answers_them() -> None:
+    asked = replace(ASKED, rate_per_s=None, users=USERS)
+    slow, fast = candidate(FleetKind.COLOCATED, 18.0), candidate(FleetKind.COLOCATED, 18.0)
+    trials = (trial(18.0, e2e_s=2.0),)
+    slow = replace(slow, search_result=replace(slow.search_result, trials=trials))
+
+    # 60 users send 20 requests/s if an answer takes 1 s, and 15 if it takes 2 s
+    assert USERS.rate_per_s(1.0) == 20.0
+    assert (slow.load(asked), fast.load(asked)) == (72.0, 54.0)
+    assert slow.meets_demand(asked)
+    assert not fast.meets_demand(asked)
+    assert rank_candidates([fast, slow], asked)[0] is slow
 
 
 # ------------------------------------------------------------------- trades

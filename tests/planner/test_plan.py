@@ -16,6 +16,7 @@ from baton.planner.shapes.fleets import FleetKind
 from baton.planner.shapes.space import Duty
 from baton.planner.simulation_runner import Progress
 from baton.simulator.outcome import Objectives
+from baton.simulator.workloads.arrivals import UserLoad
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.planner.shapes import GPU, TIMING, evenly_spaced, question, shapes, with_classes
 from tests.simulator.v1_cores import LinearStepTiming
@@ -87,6 +88,41 @@ def test_the_cheapest_fleet_for_a_rate_carries_it(most: Plan) -> None:
     assert cheap.best is not None
     assert cheap.best.rate_per_s >= rate
     assert cheap.best.fleet.gpus == 1
+
+
+def test_users_are_answered_by_the_cheapest_fleet_that_carries_what_they_send(most: Plan) -> None:
+    assert most.best is not None
+    users = UserLoad(users=round(3 * most.best.rate_per_s), think_s=2.0)
+    found = answered(question(CHAT, tpot_s=0.05, gpus=None, users=users))
+
+    assert found.meets_rate
+    assert found.best is not None
+    assert found.demand is not None
+    assert found.demand.answer_s is not None
+    assert found.demand.rate_per_s == pytest.approx(users.rate_per_s(found.demand.answer_s))
+    assert found.demand.rate_per_s <= found.best.rate_per_s
+    assert found.best.load(found.question) >= users.users
+    same = answered(question(CHAT, tpot_s=0.05, gpus=None, rate_per_s=found.demand.rate_per_s))
+    assert same.gpus == found.gpus
+
+
+def test_few_users_send_as_much_as_an_idle_fleet_answers() -> None:
+    found = answered(question(CHAT, tpot_s=0.05, gpus=None, users=UserLoad(users=1, think_s=0.0)))
+
+    assert found.demand is not None
+    assert found.demand.answer_s is not None
+    # 600 tokens at 50 us and 40 steps of about 8 ms: 0.36 s
+    assert 0.3 < found.demand.answer_s < 0.45
+
+
+def test_users_beyond_what_there_is_say_how_many_gpus_they_take() -> None:
+    users = UserLoad(users=500, think_s=2.0)
+    short = answered(question(CHAT, tpot_s=0.05, gpus=1, users=users))
+
+    assert not short.meets_rate
+    assert short.verdict.startswith("do not disaggregate, although no fleet is enough:")
+    assert short.gpus_needed is not None
+    assert short.gpus_needed > 2
 
 
 def test_where_only_some_prices_are_known_it_is_said_that_gpus_are_compared(most: Plan) -> None:

@@ -23,6 +23,7 @@ from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions
 from baton.simulator.fleet.replica import ReportingOptions
 from baton.simulator.scenario import (
+    ClosedLoop,
     Kill,
     Scenario,
     ScheduledEvent,
@@ -36,6 +37,7 @@ from baton.simulator.scenario import (
     simulate,
     throttled_reporting,
 )
+from baton.simulator.workloads.arrivals import UserLoad
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.simulator.scenes import (
     ENGINE,
@@ -52,6 +54,66 @@ SPLIT = Disaggregate.ALWAYS
 
 def served(run: SimulationResult) -> int:
     return sum(outcome.ok for outcome in run.outcomes)
+
+
+# ---------------------------------------------------------------------- users
+
+
+def of_users(
+    requests: Trace, users: int, think_s: float, duration_s: float | None = None
+) -> SimulationResult:
+    loop = ClosedLoop(load=UserLoad(users=users, think_s=think_s), duration_s=duration_s, seed=3)
+    return simulate(scenario(*PAIR), requests, closed_loop=loop)
+
+
+def alike(count: int) -> Trace:
+    return simultaneous_trace(count, prompt_tokens=200, output_tokens=20)
+
+
+def in_flight_at(run: SimulationResult, at_s: float) -> int:
+    return sum(
+        outcome.arrived_at_s <= at_s < outcome.arrived_at_s + outcome.e2e_s
+        for outcome in run.outcomes
+    )
+
+
+@pytest.mark.parametrize(("users", "think_s"), [(1, 0.0), (7, 0.0), (5, 1.5), (40, 0.3)])
+def test_users_send_by_the_law_of_interactive_response_times(users: int, think_s: float) -> None:
+    run = of_users(alike(600), users, think_s)
+    assert served(run) == 600
+    assert max(in_flight_at(run, outcome.arrived_at_s) for outcome in run.outcomes) <= users
+    arrivals_s = [outcome.arrived_at_s for outcome in run.outcomes]
+    assert arrivals_s == sorted(arrivals_s)
+    answer_s = sum(outcome.e2e_s for outcome in run.outcomes) / 600
+    rate_per_s = 599 / (arrivals_s[-1] - arrivals_s[0])
+    assert rate_per_s == pytest.approx(users / (think_s + answer_s), rel=0.1)
+
+
+def test_users_send_for_as_long_as_they_are_told_and_are_answered() -> None:
+    whole = of_users(alike(600), 5, 1.5)
+    half_s = whole.outcomes[300].arrived_at_s
+    run = of_users(alike(600), 5, 1.5, duration_s=half_s)
+    assert len(run.outcomes) == pytest.approx(300, abs=2)
+    assert all(outcome.ok for outcome in run.outcomes)
+    assert max(outcome.arrived_at_s for outcome in run.outcomes) <= half_s
+
+
+def test_a_duration_in_which_nobody_sends_ends() -> None:
+    assert of_users(alike(9), 1, 1e6, duration_s=0.001).outcomes == ()
+
+
+def test_a_user_ends_a_session_before_another() -> None:
+    requests = tuple(
+        TraceRequest(0.0, 100 + number, 3, session_id=f"s{number % 3}") for number in range(9)
+    )
+    run = of_users(Trace(name="sessions", requests=requests), 1, 0.0)
+    assert [outcome.prompt_tokens - 100 for outcome in run.outcomes] == [0, 3, 6, 1, 4, 7, 2, 5, 8]
+
+
+@pytest.mark.parametrize(("users", "think_s"), [(0, 1.0), (-1, 1.0), (1, -0.1), (1, float("inf"))])
+def test_users_that_there_cannot_be_are_refused(users: int, think_s: float) -> None:
+    with pytest.raises(ValueError, match="users with a think time"):
+        UserLoad(users=users, think_s=think_s)
 
 
 # ---------------------------------------------------------------------- the same story

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from baton.domain.errors import TraceInvalid
 from baton.simulator.workloads import csv_traces as azure
 from baton.simulator.workloads import lengths, mooncake, rate_series
+from baton.simulator.workloads.arrivals import TimeUnit
 from baton.simulator.workloads.formats import (
     ReadOptions,
     TraceFormat,
@@ -22,7 +23,7 @@ from baton.simulator.workloads.formats import (
 )
 from baton.simulator.workloads.lengths import Lengths
 from baton.simulator.workloads.rate_series import TraceLimits
-from baton.simulator.workloads.time_units import TimeUnit, date_ns
+from baton.simulator.workloads.time_units import date_ns
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 AZURE = [

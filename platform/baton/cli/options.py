@@ -13,10 +13,11 @@ import typer
 from baton.cli.backend import Backend
 from baton.cli.output import OutputFormat, print_warnings
 from baton.serving.versions import FLAG, KEY
-from baton.simulator.workloads.time_units import TimeUnit
+from baton.simulator.workloads.arrivals import TimeUnit
 
 if TYPE_CHECKING:
     from baton.config import LoadedConfig
+    from baton.simulator.workloads.arrivals import UserLoad
 
 _CONFIG = typer.Option(
     "--config",
@@ -71,6 +72,24 @@ TimeUnitOption = Annotated[
     TimeUnit | None,
     typer.Option(
         "--time-unit", help="Unit of the trace's arrival times, if the data do not show it."
+    ),
+]
+Users = Annotated[
+    int | None,
+    typer.Option(
+        "--users",
+        metavar="N",
+        help="Number of users instead of a rate: each waits for its answer, thinks, and sends the"
+        " next request.",
+        min=1,
+    ),
+]
+ThinkTime = Annotated[
+    str | None,
+    typer.Option(
+        "--think-time",
+        metavar="DURATION",
+        help="Mean time from an answer to a user's next request, as 10s.",
     ),
 ]
 Timeout = Annotated[
@@ -152,6 +171,28 @@ def check_time_unit(time_unit: TimeUnit | None, trace: Path | None) -> None:
     """
     if time_unit is not None and trace is None:
         raise typer.BadParameter("is of a trace, and none is given", param_hint="--time-unit")
+
+
+def parse_users(users: int | None, think_time: str | None) -> UserLoad | None:
+    """The users of a closed loop; None if none are given.
+
+    Raises:
+        BadParameter: one of the two options is missing, or the time is no duration.
+    """
+    from baton.simulator.workloads.arrivals import UserLoad  # here: keeps --help fast
+
+    if users is None and think_time is None:
+        return None
+    if users is None:
+        raise typer.BadParameter("is of users: give --users, too", param_hint="--think-time")
+    if think_time is None:
+        raise typer.BadParameter(
+            "needs the time from an answer to the next request: give --think-time, as 10s or 0s",
+            param_hint="--users",
+        )
+    is_zero = think_time in {"0", "0s"}
+    think_s = 0.0 if is_zero else parse_seconds(think_time, "--think-time")
+    return UserLoad(users=users, think_s=think_s)
 
 
 def positive(number: float, option: str) -> float:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from baton.domain.errors import OperatorError, TraceInvalid
 
 if TYPE_CHECKING:
+    from baton.simulator.workloads.arrivals import TimeUnit, UserLoad
     from baton.simulator.workloads.formats import ReadOptions
     from baton.simulator.workloads.trace import Trace
 
@@ -27,6 +30,26 @@ _MAX_REQUESTS = 5_000_000
 
 class TraceUnusable(OperatorError):
     """A trace cannot be read, or is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestArgs:
+    """Which requests to serve: a file, or a workload by name."""
+
+    file: Path | None = None
+    time_unit: TimeUnit | None = None
+    """Of the file's arrival times; None to decide it by them."""
+    workload: str | None = None
+    users: UserLoad | None = None
+    """Send the requests in a closed loop, instead of at their arrival times."""
+    rate_per_s: float | None = None
+    duration_s: float | None = None
+    max_requests: int | None = None
+    """Requests, at most."""
+    scales: tuple[float, ...] = ()
+    """Mean rates to bring the trace to, one run for each."""
+    ignore_invalid: bool = False
+    seed: int = 0
 
 
 def load_trace(path: Path, options: ReadOptions | None = None) -> Trace:
@@ -129,3 +152,94 @@ def _generate(name: str, rate_per_s: float, duration_s: float, seed: int) -> Tra
     except ValueError as error:
         raise TraceUnusable(str(error), "correct --workload, --rate or --duration") from error
     return cut(trace, warm_up_s) if warm_up_s else trace
+
+
+# ------------------------------------------------------------------ what is simulated
+_MIN_CYCLE_S = 1.0
+"""A user's answer takes longer, so that the requests of a duration are not used up."""
+
+
+def _requests_of_users(requests: RequestArgs, users: UserLoad) -> RequestArgs:
+    """As many requests as the users can send, at any rate: they come when users send them."""
+    cycle_s = users.think_s + _MIN_CYCLE_S
+    count = requests.max_requests
+    if count is None and requests.duration_s is not None:
+        count = users.users + math.ceil(users.users * requests.duration_s / cycle_s)
+    return replace(
+        requests, rate_per_s=users.users / cycle_s, max_requests=count, duration_s=None, users=None
+    )
+
+
+def requested_traces(requests: RequestArgs) -> list[Trace]:
+    """The requests to simulate: one trace for each rate.
+
+    Raises:
+        TraceUnusable: they cannot be read or made, have no rate to scale, or none is left.
+    """
+    if requests.users is not None:
+        requests = _requests_of_users(requests, requests.users)
+        if requests.file is not None:
+            trace = _trace_from_file(requests, requests.file, requests.rate_per_s)
+            return [_limit_trace(trace, requests)]
+    rates: Sequence[float | None] = requests.scales or (requests.rate_per_s,)
+    if requests.file is None:
+        return [_limit_trace(_trace_from_workload(requests, rate), requests) for rate in rates]
+    trace = _trace_from_file(requests, requests.file, rates[0])
+    # Of the file, so that the time is the same one however many requests a scale leaves out.
+    start_s = trace.requests[0].at_s if trace.requests else 0.0
+    if trace.is_paced:
+        others = (_trace_from_file(requests, requests.file, rate) for rate in rates[1:])
+        return [_limit_trace(paced, requests, start_s) for paced in (trace, *others)]
+    scales = [rate for rate in rates if rate is not None]
+    if not scales:
+        return [_limit_trace(trace, requests, start_s)]
+    if not trace.rate_per_s:
+        problem = f"{requests.file}: its requests have no rate that could be changed"
+        raise TraceUnusable(problem, "leave out --rate and --scale")
+    return [
+        _limit_trace(_at_rate(trace, rate, requests.seed), requests, start_s) for rate in scales
+    ]
+
+
+def _at_rate(trace: Trace, rate_per_s: float, seed: int) -> Trace:
+    from random import Random  # here: keeps --help fast
+
+    from baton.simulator.workloads import scaling
+
+    return scaling.at_rate(trace, rate_per_s, Random(seed))  # noqa: S311 - a seed
+
+
+def _trace_from_file(requests: RequestArgs, file: Path, rate_per_s: float | None) -> Trace:
+    from baton.simulator.workloads.formats import ReadOptions  # here: keeps --help fast
+    from baton.simulator.workloads.rate_series import TraceLimits
+
+    options = ReadOptions(
+        ignore_invalid=requests.ignore_invalid,
+        time_unit=requests.time_unit,
+        rate_per_s=rate_per_s,
+        limits=TraceLimits(requests.duration_s, requests.max_requests),
+        seed=requests.seed,
+    )
+    return load_trace(file, options)
+
+
+def _trace_from_workload(requests: RequestArgs, rate_per_s: float | None) -> Trace:
+    return make_workload(
+        requests.workload or "",
+        rate_per_s=rate_per_s,
+        duration_s=requests.duration_s,
+        max_requests=requests.max_requests,
+        seed=requests.seed,
+    )
+
+
+def _limit_trace(trace: Trace, requests: RequestArgs, start_s: float = 0.0) -> Trace:
+    from baton.simulator.workloads import scaling  # here: keeps --help fast
+
+    if requests.duration_s is not None:
+        trace = scaling.cut(trace, until_s=start_s + requests.duration_s)
+    if requests.max_requests is not None:
+        trace = scaling.first(trace, requests.max_requests)
+    if not len(trace):
+        raise TraceUnusable("no request is left", "give a longer --duration or more --requests")
+    return trace

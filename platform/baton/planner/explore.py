@@ -69,7 +69,7 @@ class Explorer:
 
     def explore(self, runner: SimulationRunner) -> list[Candidate]:
         """The simulated fleets, of every possible kind."""
-        if self.question.rate_per_s is None:
+        if self.question.demand is None:
             return self._simulate(
                 runner,
                 [
@@ -78,7 +78,7 @@ class Explorer:
                     for largest_fleet in self._largest_fleets(kind)
                 ],
             )
-        return self._search_for_rate(runner, self.question.rate_per_s)
+        return self._search_for_demand(runner, self.question.demand)
 
     # -------------------------------------------------------------- proposals
 
@@ -92,14 +92,14 @@ class Explorer:
         return ranked[: self.question.effort.simulated_fleets + (kind is FleetKind.HYBRID)]
 
     def cheapest_fleet(
-        self, kind: FleetKind, rate_per_s: float, *, stock: GpuBudget | None = None
+        self, kind: FleetKind, load: float, *, stock: GpuBudget | None = None
     ) -> PlannedFleet | None:
-        """The cheapest fleet whose estimate reaches a rate; None if the budget is too small."""
+        """The cheapest fleet whose estimate reaches a load; None if the budget is too small."""
         fleets = smallest_fleets(
             kind,
             self.pairs(kind),
             stock or self.stock,
-            lambda fleet: estimate_rate(fleet, self.rates) >= rate_per_s,
+            lambda fleet: self._estimate_load(fleet) >= load,
         )
         return min(
             fleets,
@@ -107,12 +107,20 @@ class Explorer:
             default=None,
         )
 
-    def _search_for_rate(self, runner: SimulationRunner, rate_per_s: float) -> list[Candidate]:
-        """The cheapest fleet of each kind, its size corrected by simulated rates."""
+    def _estimate_load(self, fleet: PlannedFleet) -> float:
+        rate_per_s = estimate_rate(fleet, self.rates)
+        return self.question.load_of(rate_per_s, self._residence_s(fleet))
+
+    def correction(self, candidate: Candidate) -> float:
+        """The estimated load of a fleet over the simulated load, which is above 0."""
+        return self._estimate_load(candidate.fleet) / candidate.load(self.question)
+
+    def _search_for_demand(self, runner: SimulationRunner, demand: float) -> list[Candidate]:
+        """The cheapest fleet of each kind, its size corrected by simulated loads."""
         candidates: dict[str, Candidate] = {}
-        target_rates = dict.fromkeys(FleetKind, rate_per_s)
+        targets = dict.fromkeys(FleetKind, demand)
         for _ in range(_CORRECTION_ROUNDS):
-            proposed = {kind: self.cheapest_fleet(kind, target_rates[kind]) for kind in FleetKind}
+            proposed = {kind: self.cheapest_fleet(kind, targets[kind]) for kind in FleetKind}
             fleets = [
                 fleet
                 for kind, other in proposed.items()
@@ -124,8 +132,7 @@ class Explorer:
             for candidate in self._simulate(runner, fleets):
                 candidates[_fleet_name(candidate.fleet)] = candidate
                 if candidate.rate_per_s:
-                    correction = candidate.estimate_per_s / candidate.rate_per_s
-                    target_rates[candidate.fleet.kind] = rate_per_s * correction
+                    targets[candidate.fleet.kind] = demand * self.correction(candidate)
         return list(candidates.values())
 
     # -------------------------------------------------------------- simulation
@@ -216,29 +223,26 @@ def rank_candidates(
     """
     feasible = [candidate for candidate in candidates if candidate.rate_per_s > 0]
     infeasible = [candidate for candidate in candidates if not candidate.rate_per_s]
-    rate = question.rate_per_s
-    meeting_rate = [
-        candidate for candidate in feasible if rate is not None and candidate.rate_per_s >= rate
-    ]
-    if meeting_rate:
+    load = {id(candidate): candidate.load(question) for candidate in feasible}
+    meeting_demand = [candidate for candidate in feasible if candidate.meets_demand(question)]
+    if meeting_demand:
         ranked = sorted(
-            meeting_rate,
-            key=lambda fleet: (cost(fleet.fleet, question), _complexity(fleet), -fleet.rate_per_s),
+            meeting_demand,
+            key=lambda fleet: (cost(fleet.fleet, question), _complexity(fleet), -load[id(fleet)]),
         )
     else:
-        best_rate = max((candidate.rate_per_s for candidate in feasible), default=0.0)
-        near_best_rate = best_rate * (1 - question.effort.precision)
+        near_best = max(load.values(), default=0.0) * (1 - question.effort.precision)
         ranked = sorted(
             feasible,
             key=lambda fleet: (
-                fleet.rate_per_s < near_best_rate,
-                _complexity(fleet) if fleet.rate_per_s >= near_best_rate else 0,
-                -fleet.rate_per_s,
+                load[id(fleet)] < near_best,
+                _complexity(fleet) if load[id(fleet)] >= near_best else 0,
+                -load[id(fleet)],
             ),
         )
     other_feasible = sorted(
         (candidate for candidate in feasible if candidate not in ranked),
-        key=lambda x: -x.rate_per_s,
+        key=lambda fleet: -load[id(fleet)],
     )
     all_ranked = [*ranked, *other_feasible, *infeasible]
     return (ranked[0] if ranked else None), all_ranked

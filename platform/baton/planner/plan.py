@@ -39,7 +39,7 @@ from baton.planner.result import (
     Tradeoff,
     UnreachableObjective,
 )
-from baton.planner.sensitivity import analyze_sensitivity
+from baton.planner.sensitivity import analyze_sensitivity, find_demand
 from baton.planner.shapes.fleets import FleetKind, GpuBudget, PlannedPool
 from baton.planner.shapes.space import (
     Duty,
@@ -101,6 +101,7 @@ def plan(
     explorer = Explorer(question, tasks, measured)
     explorer.runs += sum(len(search.trials) for search in measured)
     result = _build_plan(explorer, explorer.explore(runner), mix)
+    result = replace(result, demand=find_demand(result, explorer, runner))
     result = replace(
         result,
         rejected_shapes=catalogue.rejected,
@@ -112,8 +113,7 @@ def plan(
 def _build_plan(explorer: Explorer, candidates: Sequence[Candidate], mix: MeanRequest) -> Plan:
     question = explorer.question
     best, ranked = rank_candidates(candidates, question)
-    rate = question.rate_per_s
-    meets_rate = best is not None and (rate is None or best.rate_per_s >= rate)
+    meets_rate = best is not None and (question.demand is None or best.meets_demand(question))
     return Plan(
         question=question,
         mix=mix,
@@ -131,7 +131,8 @@ def _with_sensitivity(
 ) -> Plan:
     results = result.sensitivity
     if result.best is not None and explorer.question.effort.sensitivity:
-        results = analyze_sensitivity(result.best, explorer, tasks, runner)
+        demand_per_s = None if result.demand is None else result.demand.rate_per_s
+        results = analyze_sensitivity(result.best, explorer, tasks, runner, demand_per_s)
     return replace(result, sensitivity=results, runs=explorer.runs)
 
 
@@ -146,11 +147,11 @@ def _tradeoffs(
 
 def _required_gpus(explorer: Explorer, best: Candidate) -> int | None:
     """GPUs for the rate without a budget, by the best fleet's ratio of estimate and simulation."""
-    rate = explorer.question.rate_per_s
-    assert rate is not None, "without a rate, anything is enough"
-    scaled_rate = rate * best.estimate_per_s / best.rate_per_s
+    demand = explorer.question.demand
+    assert demand is not None, "without a demand, anything is enough"
+    scaled = demand * explorer.correction(best)
     unlimited_stock = GpuBudget(gpus=None, limit_by_accelerator={})
-    fleet = explorer.cheapest_fleet(best.fleet.kind, scaled_rate, stock=unlimited_stock)
+    fleet = explorer.cheapest_fleet(best.fleet.kind, scaled, stock=unlimited_stock)
     return None if fleet is None else fleet.gpus
 
 
@@ -190,7 +191,7 @@ def verdict_of(
 ) -> str:
     """Whether to disaggregate, with the best fleet's rate beside that of the strongest other.
 
-    If the other carries more for its cost, it says why the best fleet is taken all the same.
+    If the best fleet is not enough, or another carries more, that and the reason come first.
     """
     if best is None:
         return _describe_infeasible(ranked)
@@ -211,11 +212,34 @@ def verdict_of(
         if alternative is None
         else _compare(best, alternative, question)
     ]
-    strongest = max(ranked, key=lambda candidate: _rate_per_cost(candidate, question))
+    strongest = max(ranked, key=lambda candidate: _load_per_cost(candidate, question))
     if strongest is not alternative and _outdoes(strongest, best, question):
         ratio_text = _ratio_text(best, strongest, question)
         reasons.append(f"against {strongest.fleet.kind} ({_describe_rate(strongest)}) {ratio_text}")
-    return f"{recommendation}: {'; '.join(reasons)}"
+    return f"{recommendation}{_concession(best, ranked, question)}: {'; '.join(reasons)}"
+
+
+def _concession(best: Candidate, ranked: Sequence[Candidate], question: PlanningProblem) -> str:
+    """Why the best fleet is taken, if it is not enough or another carries more; else empty."""
+    load = best.load(question)
+    stronger = [candidate for candidate in ranked if candidate.load(question) > load]
+    if best.meets_demand(question):
+        best_cost = cost(best.fleet, question)
+        text = ", with the cheapest fleet that is enough" if stronger else ""
+        stronger = [
+            candidate for candidate in stronger if cost(candidate.fleet, question) <= best_cost
+        ]
+        reason = "it costs the same, and is the more complicated"
+    else:
+        text = "" if question.demand is None else ", although no fleet is enough"
+        reason = (
+            f"equal within the tolerance of {question.effort.precision:.0%}, and"
+            f" {best.fleet.kind} is the simpler to run"
+        )
+    if not stronger:
+        return text
+    strongest = max(stronger, key=lambda candidate: candidate.load(question))
+    return f"{text}, although {strongest.fleet.kind} carries more: {reason}"
 
 
 _WITHOUT_OTHERS = {
@@ -227,25 +251,21 @@ _WITHOUT_OTHERS = {
 
 def _alternative(others: Sequence[Candidate], question: PlanningProblem) -> Candidate | None:
     """The best fleet of the other choice: to disaggregate, or not. None if there is none."""
-    rate = question.rate_per_s
-    meeting_rate = [
-        candidate for candidate in others if rate is not None and candidate.rate_per_s >= rate
-    ]
-    if meeting_rate:
-        return min(meeting_rate, key=lambda candidate: cost(candidate.fleet, question))
-    return max(others, key=lambda candidate: _rate_per_cost(candidate, question), default=None)
+    meeting_demand = [candidate for candidate in others if candidate.meets_demand(question)]
+    if meeting_demand:
+        return min(meeting_demand, key=lambda candidate: cost(candidate.fleet, question))
+    return max(others, key=lambda candidate: _load_per_cost(candidate, question), default=None)
 
 
 def _outdoes(candidate: Candidate, best: Candidate, question: PlanningProblem) -> bool:
     """Whether a fleet carries more than the best one for its cost, where that decides."""
-    rate = question.rate_per_s
-    if rate is not None and best.rate_per_s >= rate:
-        return False
-    return _rate_per_cost(candidate, question) > _rate_per_cost(best, question)
+    return not best.meets_demand(question) and _load_per_cost(candidate, question) > _load_per_cost(
+        best, question
+    )
 
 
-def _rate_per_cost(candidate: Candidate, question: PlanningProblem) -> float:
-    return candidate.rate_per_s / cost(candidate.fleet, question)
+def _load_per_cost(candidate: Candidate, question: PlanningProblem) -> float:
+    return candidate.load(question) / cost(candidate.fleet, question)
 
 
 def _missing_prices_note(best: Candidate | None, question: PlanningProblem) -> str:
@@ -266,17 +286,17 @@ def _compare(best: Candidate, alternative: Candidate, question: PlanningProblem)
         f"{best.fleet.kind} carries {_describe_rate(best)}, {alternative.fleet.kind}"
         f" {_describe_rate(alternative)}"
     )
-    rate_per_s = question.rate_per_s
-    if rate_per_s is not None and min(best.rate_per_s, alternative.rate_per_s) >= rate_per_s:
+    if best.meets_demand(question) and alternative.meets_demand(question):
         return f"{rates}: {_compare_costs(best, alternative, question)}"
     return f"{rates}: {_ratio_text(best, alternative, question)}"
 
 
 def _ratio_text(best: Candidate, alternative: Candidate, question: PlanningProblem) -> str:
-    """How much the best fleet carries for its cost; if that is less, why it is taken."""
-    ratio = _rate_per_cost(best, question) / _rate_per_cost(alternative, question)
+    """How much the best fleet carries for its cost."""
+    ratio = _load_per_cost(best, question) / _load_per_cost(alternative, question)
     unit = "dollar" if has_all_prices(question) else "GPU"
-    reason = "" if ratio >= 1 else f": {_why_less(best, alternative, question)}"
+    carries_more = ratio < 1 and best.load(question) >= alternative.load(question)
+    reason = f": {best.fleet.kind} carries more in all" if carries_more else ""
     return f"{ratio:.2f} times as much per {unit}{reason}"
 
 
@@ -286,16 +306,6 @@ def _compare_costs(best: Candidate, alternative: Candidate, question: PlanningPr
     if best_cost == other_cost:
         return f"{alternative.fleet.kind} costs the same, and is the more complicated"
     return f"{alternative.fleet.kind} costs {other_cost / best_cost:.2f} times as much for the rate"
-
-
-def _why_less(best: Candidate, alternative: Candidate, question: PlanningProblem) -> str:
-    """Why a fleet is taken that carries less for its cost than another."""
-    if best.rate_per_s >= alternative.rate_per_s:
-        return f"{best.fleet.kind} carries more in all"
-    return (
-        f"equal within the tolerance of {question.effort.precision:.0%}, and {best.fleet.kind} is"
-        " the simpler to run"
-    )
 
 
 def _describe_rate(candidate: Candidate) -> str:

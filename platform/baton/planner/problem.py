@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.model.shape import ModelShape
 from baton.simulator.outcome import Objectives
+from baton.simulator.workloads.arrivals import UserLoad
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 DEFAULT_OBJECTIVES = Objectives(ttft_s=30.0, tpot_s=1.0)
@@ -107,6 +108,8 @@ class PlanningProblem:
     classes: tuple[SloClass, ...]
     rate_per_s: float | None = None
     """Required rate; None for the highest rate on the GPUs."""
+    users: UserLoad | None = None
+    """Required users instead of a rate."""
     gpus: int | None = None
     """Available in all; None for as many as the rate needs."""
     weights_dtype: Dtype = Dtype.BF16
@@ -116,8 +119,10 @@ class PlanningProblem:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rate_per_s is None and self.gpus is None:
+        if self.demand is None and self.gpus is None:
             raise ValueError("neither a rate nor a number of GPUs is given, expected one or both")
+        if self.rate_per_s is not None and self.users is not None:
+            raise ValueError("both a rate and users are given, expected one of them")
         for name in ("rate_per_s", "gpus"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -134,6 +139,19 @@ class PlanningProblem:
             )
         if len({class_.name for class_ in self.classes}) < len(self.classes):
             raise ValueError("two classes of objectives have the same name")
+
+    @property
+    def demand(self) -> float | None:
+        """Required load: requests per second, or users if they are given; None for the highest."""
+        return self.rate_per_s if self.users is None else float(self.users.users)
+
+    def load_of(self, rate_per_s: float, answer_s: float) -> float:
+        """The load that a rate is, in the unit of `demand`, where answers take `answer_s`."""
+        return rate_per_s if self.users is None else self.users.users_at(rate_per_s, answer_s)
+
+    def rate_of_demand(self, answer_s: float) -> float | None:
+        """Requests per second of the required load, where answers take `answer_s`."""
+        return self.rate_per_s if self.users is None else self.users.rate_per_s(answer_s)
 
     @property
     def objectives(self) -> Objectives:

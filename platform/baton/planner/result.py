@@ -65,6 +65,19 @@ class Candidate:
         """Requests per second of one accelerator."""
         return self.search_result.rate_per_s / self.simulated_fleet.gpus
 
+    @property
+    def answer_s(self) -> float:
+        """Mean time of a whole answer at that rate; 0 if no rate is sustained."""
+        return 0.0 if self.best_trial is None else self.best_trial.e2e_s
+
+    def load(self, question: PlanningProblem) -> float:
+        """The load that the fleet carries: requests per second, or users if the question has."""
+        return question.load_of(self.rate_per_s, self.answer_s)
+
+    def meets_demand(self, question: PlanningProblem) -> bool:
+        """Whether the fleet carries the required load; False without one."""
+        return question.demand is not None and self.load(question) >= question.demand
+
     def tokens_per_s_per_gpu(self, trial: Trial) -> float:
         """Output tokens per second of one accelerator, over all pools, in one trial."""
         return trial.tokens_per_s / self.simulated_fleet.gpus
@@ -146,6 +159,16 @@ class UnreachableObjective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The required load as a rate."""
+
+    rate_per_s: float
+    answer_s: float | None = None
+    """For users: the mean time of an answer, by which the rate follows. If the best fleet carries
+    them, it is that at their rate; otherwise that at the best fleet's own rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The answer to one question. All rates are simulated."""
 
@@ -156,6 +179,8 @@ class Plan:
     meets_rate: bool
     verdict: str
     """Whether to disaggregate, with the evidence, in one sentence."""
+    demand: Demand | None = None
+    """None without a required load, and for users if no fleet meets the objectives."""
     candidates: tuple[Candidate, ...] = ()
     bottleneck: Bottleneck | None = None
     gpus_needed: int | None = None

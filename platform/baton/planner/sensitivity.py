@@ -10,7 +10,7 @@ from baton.planner.explore import Explorer
 from baton.planner.problem import SloClass
 from baton.planner.rates.measure import InstanceTask, measure_instance
 from baton.planner.rates.trials import Trial
-from baton.planner.result import Candidate, Sensitivity
+from baton.planner.result import Candidate, Demand, Plan, Sensitivity
 from baton.planner.shapes.fleets import FleetKind, PlannedFleet, RateKey, estimate_rate, rate_key
 from baton.planner.shapes.space import Duty
 from baton.planner.simulation_runner import SimulationRunner
@@ -21,11 +21,47 @@ STAGE = "sensitivity"
 _BASELINE = "as asked"
 _MAX_RATE_FACTOR = 3.0
 """Times a fleet's rate: higher rates are not simulated, since attainment would be 0."""
+_MAX_DEMAND_ROUNDS = 3
+_DEMAND_PRECISION = 0.01
 _PARAMETERS = ("prompt length", "output length", "objectives")
 
 
+def find_demand(plan: Plan, explorer: Explorer, runner: SimulationRunner) -> Demand | None:
+    """The required load as a rate.
+
+    Users wait for answers, and answers take longer the more requests users send: the rate is found
+    by simulations of the best fleet at it.
+    """
+    question, best = plan.question, plan.best
+    if question.users is None:
+        return None if question.rate_per_s is None else Demand(rate_per_s=question.rate_per_s)
+    if best is None:
+        return None
+    answer_s = best.answer_s
+    rate_per_s = question.users.rate_per_s(answer_s)
+    for _ in range(_MAX_DEMAND_ROUNDS if plan.meets_rate else 0):
+        task = explorer.task(best.simulated_fleet)
+        task = replace(task, guess_per_s=rate_per_s / best.scale_factor)
+        (trial,) = runner.run_stage(STAGE, run_at_guess, [task])
+        explorer.runs += 1
+        if not trial.e2e_s > 0:
+            break
+        answer_s = trial.e2e_s
+        last_per_s, rate_per_s = rate_per_s, question.users.rate_per_s(answer_s)
+        if abs(rate_per_s / last_per_s - 1) < _DEMAND_PRECISION:
+            break
+    if plan.meets_rate and rate_per_s > best.rate_per_s:  # by the tolerance of the rounds
+        rate_per_s = best.rate_per_s
+        answer_s = question.users.users / rate_per_s - question.users.think_s
+    return Demand(rate_per_s=rate_per_s, answer_s=answer_s)
+
+
 def analyze_sensitivity(
-    candidate: Candidate, explorer: Explorer, tasks: list[InstanceTask], runner: SimulationRunner
+    candidate: Candidate,
+    explorer: Explorer,
+    tasks: list[InstanceTask],
+    runner: SimulationRunner,
+    demand_per_s: float | None,
 ) -> tuple[Sensitivity, ...]:
     """Rates and attainment of the candidate with another rate, other lengths or other objectives.
 
@@ -57,7 +93,7 @@ def analyze_sensitivity(
         results_by_change.append(
             Sensitivity(parameter=term, change=change, rate_per_s=candidate.rate_per_s * ratio)
         )
-    return (*_rate_sensitivity(candidate, explorer, runner), *results_by_change)
+    return (*_rate_sensitivity(candidate, explorer, runner, demand_per_s), *results_by_change)
 
 
 def _fleet_keys(fleet: PlannedFleet) -> Iterator[RateKey]:
@@ -101,9 +137,9 @@ def _scaled_class(slo_class: SloClass, change: float) -> SloClass:
 
 
 def _rate_sensitivity(
-    candidate: Candidate, explorer: Explorer, runner: SimulationRunner
+    candidate: Candidate, explorer: Explorer, runner: SimulationRunner, demand_per_s: float | None
 ) -> Iterator[Sensitivity]:
-    rate = explorer.question.rate_per_s or candidate.rate_per_s
+    rate = demand_per_s or candidate.rate_per_s
     base_task = explorer.task(candidate.simulated_fleet)
     changes = [
         change for change in CHANGES if change * rate <= _MAX_RATE_FACTOR * candidate.rate_per_s

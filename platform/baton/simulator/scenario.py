@@ -8,6 +8,7 @@ stretch of steps passes one.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,10 +62,12 @@ from baton.simulator.fleet.scaling_log import (
 )
 from baton.simulator.network.timeline import Timeline
 from baton.simulator.outcome import Outcome
-from baton.simulator.workloads.trace import Trace
+from baton.simulator.workloads.arrivals import UserLoad
+from baton.simulator.workloads.trace import Trace, TraceRequest, to_request
 
 __all__ = [
     "UNBOUNDED_LIMITS",
+    "ClosedLoop",
     "Kill",
     "PoolPlan",
     "PoolSample",
@@ -86,6 +89,16 @@ _JOIN_LEAD_S = 1.0
 _PROGRESS_PARTS = 200
 _MAX_REPORT_GAP_S = 4.0
 """Less than half of `ObserverOptions.stale_s`, after which an observer ignores a replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoop:
+    """Users that send a trace's requests, instead of its arrival times."""
+
+    load: UserLoad
+    duration_s: float | None = None
+    """Requests are sent for this time; None until all are sent."""
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +130,34 @@ def simulate(
     *,
     declared_tokens: int = 1024,
     until_s: float | None = None,
+    closed_loop: ClosedLoop | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> SimulationResult:
     """Serve a trace until every request has ended, or until a time of the trace.
 
     Outcomes include requests that have not ended by then, as not served, but not requests that have
-    not arrived. `on_progress` gets the fraction of requests that have ended.
+    not arrived. In a closed loop, users send the trace's requests; its arrival times are not used.
+    `on_progress` gets the fraction of requests that have ended.
     """
+    classes = scenario.rules.slos.classes
     simulation = Simulation(scenario, trace)
+    source: Iterator[Request] | _Users
+    if closed_loop is None:
+        source = trace.to_requests(declared_tokens=declared_tokens, classes=classes)
+    else:
+
+        def make(trace_request: TraceRequest, number: int, at_s: float) -> Request:
+            return to_request(
+                trace_request._replace(at_s=at_s),
+                number,
+                block_tokens=trace.block_tokens,
+                declared_tokens=declared_tokens,
+                classes=classes,
+            )
+
+        source = _Users(closed_loop, trace, make)
     simulation.run(
-        trace.to_requests(declared_tokens=declared_tokens, classes=scenario.rules.slos.classes),
+        source,
         until_s=float("inf") if until_s is None else until_s,
         on_progress=on_progress,
     )
@@ -175,12 +206,12 @@ class Simulation:
 
     def run(
         self,
-        requests: Iterator[Request],
+        source: Iterator[Request] | _Users,
         *,
         until_s: float = float("inf"),
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Serve the requests."""
+        """Serve the requests: at their arrival times, or as users send them."""
         fleet, scenario = self.fleet, self._scenario
         self._on_progress = on_progress
         priors = timing_priors(scenario)
@@ -202,7 +233,10 @@ class Simulation:
             fleet.timeline.call_at(self._start_at_s, self._scaling.begin)
         self._schedule_events(sorted(scenario.scheduled_events, key=lambda event: event.at_s))
         fleet.timeline.call_at(self._start_at_s, self._sampler.sample_periodically)
-        self._schedule_next_arrival(requests)
+        if isinstance(source, _Users):
+            source.begin(fleet, self._send)
+        else:
+            self._schedule_next_arrival(source)
         if self._total:
             fleet.run(until_s=until_s, until_ended=self._total)
         self._sampler.take_sample()
@@ -253,9 +287,12 @@ class Simulation:
             )
 
     def _on_arrival(self, request: Request, later: Iterator[Request]) -> None:
+        self._schedule_next_arrival(later)
+        self._send(request)
+
+    def _send(self, request: Request) -> None:
         ingress = self._clients.arrived % self._scenario.coordinators
         self._clients.on_request_sent(request)
-        self._schedule_next_arrival(later)
         self.fleet.send(request, ingress)
 
     def _on_end(self, record: RequestRecord) -> None:
@@ -301,6 +338,79 @@ class Simulation:
                 fleet.change_bandwidth(event.replica_id, event.bytes_per_s)
             case _:
                 assert_never(event)
+
+
+class _Users:
+    """The users of a closed loop.
+
+    Theory of operation: a user thinks, sends a request, waits until it has ended, and thinks again.
+    It sends the requests of one session after each other, then those of the next session that no
+    user has begun; a request without a session is one. A user without a session leaves. When the
+    duration is over, no user sends, and the run ends with the last answer.
+    """
+
+    def __init__(
+        self,
+        loop: ClosedLoop,
+        trace: Trace,
+        make: Callable[[TraceRequest, int, float], Request],
+    ) -> None:
+        self._loop = loop
+        self._make = make
+        self._sessions = iter(_sessions(trace))
+        self._rng = random.Random(loop.seed)  # noqa: S311 - a simulation
+        self._waiting: dict[str, Iterator[tuple[int, TraceRequest]]] = {}
+        """By the request that a user waits for: the rest of the user's session."""
+        self._sent = 0
+        self._is_over = False
+
+    def begin(self, fleet: VirtualFleet, send: Callable[[Request], None]) -> None:
+        """Let all users think from time 0 on."""
+        self._fleet, self._send = fleet, send
+        fleet.add_end_listener(self._on_end)
+        for _ in range(self._loop.load.users):
+            session = next(self._sessions, None)
+            if session is None:
+                break
+            self._think(iter(session), from_s=0.0)
+        if self._loop.duration_s is not None:
+            fleet.timeline.call_at(self._loop.duration_s, self._end)
+
+    def _think(self, session: Iterator[tuple[int, TraceRequest]], *, from_s: float) -> None:
+        at_s = from_s + self._loop.load.draw_think_s(self._rng)
+        self._fleet.timeline.call_at(at_s, lambda: self._send_next(session))
+
+    def _send_next(self, session: Iterator[tuple[int, TraceRequest]]) -> None:
+        if self._is_over:
+            return
+        following = next(session, None)
+        while following is None:
+            others = next(self._sessions, None)
+            if others is None:
+                return
+            session = iter(others)
+            following = next(session, None)
+        number, trace_request = following
+        request = self._make(trace_request, number, self._fleet.timeline.now_s)
+        self._waiting[request.request_id] = session
+        self._sent += 1
+        self._send(request)
+
+    def _on_end(self, record: RequestRecord) -> None:
+        self._think(self._waiting.pop(record.request_id), from_s=record.ended_at_s)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._fleet.stop_after(self._sent)
+
+
+def _sessions(trace: Trace) -> list[list[tuple[int, TraceRequest]]]:
+    """The requests with their numbers, by session; a request without a session is one."""
+    sessions: dict[str | int, list[tuple[int, TraceRequest]]] = {}
+    for number, request in enumerate(trace.requests):
+        key = number if request.session_id is None else request.session_id
+        sessions.setdefault(key, []).append((number, request))
+    return list(sessions.values())
 
 
 class _ScalingLoop:

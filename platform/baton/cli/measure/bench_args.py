@@ -10,7 +10,7 @@ from baton.bench.client.client import Api
 from baton.bench.client.trust import TlsTrust
 from baton.bench.findings.metrics import SloObjectives
 from baton.bench.load import ArrivalProcess, MeasuredLength, TokenRange, WarmUp
-from baton.simulator.workloads.time_units import TimeUnit
+from baton.simulator.workloads.arrivals import TimeUnit
 
 ENDPOINT = "endpoint"
 """For `--tokenizer`: the endpoint's own."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from baton.bench.replay import ReplayResult
     from baton.bench.report import Study
     from baton.simulator.outcome import Objectives
-    from baton.simulator.workloads.time_units import TimeUnit
+    from baton.simulator.workloads.arrivals import TimeUnit
     from baton.simulator.workloads.trace import Trace
 
 _TRACE = typer.Argument(metavar="[TRACE]", help="Requests to send, in any known format.")

@@ -13,10 +13,14 @@ from baton.cli.model.simulate import progress_bar
 from baton.cli.options import (
     JsonFlag,
     Output,
+    ThinkTime,
     TimeUnitOption,
+    Users,
     check_time_unit,
     command_line,
     parse_seconds,
+    parse_users,
+    positive,
     resolve_format,
 )
 from baton.cli.output import ExitCode, OutputFormat, print_report, report_errors
@@ -55,6 +59,8 @@ def plan(  # noqa: PLR0913 - each is an option
     rate: Annotated[
         float | None, typer.Option(metavar="R", help="Requests/s to be carried.", min=0)
     ] = None,
+    users: Users = None,
+    think_time: ThinkTime = None,
     ttft: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Objective for the first token.")
     ] = None,
@@ -90,15 +96,19 @@ def plan(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Find the cheapest fleet that meets its objectives.
 
-    With a rate, the cheapest that carries it within the objectives; without, what carries most on
-    the GPUs that there are. It is simulated, with the decisions of a live deployment; no GPU is
-    needed.
+    With a rate or users, the cheapest that carries them within the objectives; without, what
+    carries most on the GPUs that there are. It is simulated, with the decisions of a live
+    deployment; no GPU is needed.
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")
     check_time_unit(time_unit, trace)
-    if workload is not None and not rate and gpus is None:
-        raise typer.BadParameter("give --rate, --gpus, or both", param_hint="--rate")
+    rate_per_s = None if rate is None else positive(rate, "--rate")
+    user_load = parse_users(users, think_time)
+    if rate is not None and user_load is not None:
+        raise typer.BadParameter("give one of --rate and --users", param_hint="--users")
+    if workload is not None and rate is None and user_load is None and gpus is None:
+        raise typer.BadParameter("give --rate or --users, --gpus, or both", param_hint="--rate")
     if price and len(price) != len(gpu):
         raise typer.BadParameter("give one for each --gpu, or none", param_hint="--price")
     from baton.cli.model.planning import PlanArgs, slo_classes  # here: keeps --help fast
@@ -111,7 +121,8 @@ def plan(  # noqa: PLR0913 - each is an option
         trace=trace,
         time_unit=time_unit,
         workload=workload,
-        rate_per_s=rate or None,
+        rate_per_s=rate_per_s,
+        users=user_load,
         classes=slo_classes(
             ttft_s=None if ttft is None else parse_seconds(ttft, "--ttft"),
             tpot_s=None if tpot is None else parse_seconds(tpot, "--tpot"),

@@ -34,9 +34,9 @@ from baton.planner.result import Tradeoff as PlannedTrade
 from baton.planner.simulation_runner import ParallelMap, Progress
 from baton.planner.tradeoffs import pareto_front
 from baton.simulator.outcome import Objectives
+from baton.simulator.workloads.arrivals import TimeUnit, UserLoad
 from baton.simulator.workloads.formats import ReadOptions
 from baton.simulator.workloads.rate_series import TraceLimits
-from baton.simulator.workloads.time_units import TimeUnit
 from baton.simulator.workloads.trace import Trace
 
 _WORKLOAD_RATE_PER_S = 10.0
@@ -60,6 +60,7 @@ class PlanArgs:
     time_unit: TimeUnit | None
     workload: str | None
     rate_per_s: float | None
+    users: UserLoad | None
     classes: tuple[SloClass, ...]
     dtype: str
     kv_dtype: str
@@ -137,7 +138,7 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
     )
     offers, traffic = _offers(args), _traffic(args)
     rate = args.rate_per_s
-    if rate is None and args.gpus is None:
+    if rate is None and args.users is None and args.gpus is None:
         rate = traffic.rate_per_s
     question = PlanningProblem(
         model=stored.shape,
@@ -145,6 +146,7 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
         traffic=traffic,
         classes=args.classes,
         rate_per_s=rate,
+        users=args.users,
         gpus=args.gpus,
         weights_dtype=stored.weights,
         kv_dtype=stored.kv,
@@ -167,7 +169,7 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
 
 def _traffic(args: PlanArgs) -> Trace:
     if args.trace is not None:
-        has_rate = args.rate_per_s is not None or args.gpus is not None
+        has_rate = any(given is not None for given in (args.rate_per_s, args.users, args.gpus))
         options = ReadOptions(
             ignore_invalid=args.ignore_invalid,
             time_unit=args.time_unit,

@@ -13,15 +13,13 @@ from baton.planner.rates.trials import LatencyQuantiles
 from baton.planner.result import Candidate, Plan, Sensitivity
 
 _SCHEMA = 1
+_MIN_SHARE = 0.01
 
 
 def facts(plan: Plan) -> dict[str, str]:
     """The arguments, in words."""
     question, mix = plan.question, plan.mix
     names = ", ".join(offer.accelerator.name for offer in question.offers)
-    rate_text = (
-        "as much as possible" if question.rate_per_s is None else f"{question.rate_per_s:.4g}/s"
-    )
     return {
         "model": f"{question.model.name}, {question.weights_dtype} weights, {question.kv_dtype}"
         " KV cache",
@@ -33,10 +31,24 @@ def facts(plan: Plan) -> dict[str, str]:
             " shared"
         ),
         **({"arrival times": question.traffic.times} if question.traffic.times else {}),
-        "rate": rate_text,
+        "rate": _rate_text(plan),
         "objectives": "; ".join(_objectives(plan)),
         "seed": str(question.seed),
     }
+
+
+def _rate_text(plan: Plan) -> str:
+    users, demand = plan.question.users, plan.demand
+    if users is None:
+        rate = plan.question.rate_per_s
+        return "as much as possible" if rate is None else f"{rate:.4g}/s"
+    implied_text = (
+        "unknown: no fleet answers in time" if demand is None else f"{demand.rate_per_s:.4g}/s"
+    )
+    return (
+        f"{implied_text}, of {count_text(users.users, 'user')} who think for"
+        f" {duration_text(users.think_s)} between an answer and the next request"
+    )
 
 
 def _objectives(plan: Plan) -> Iterator[str]:
@@ -89,17 +101,19 @@ def answer_lines(plan: Plan) -> Iterator[str]:
 def _ranking_reason(plan: Plan) -> str:
     """Why the first fleet does not carry most, where it does not."""
     best = plan.best
-    if best is None or best.rate_per_s >= max(
-        candidate.rate_per_s for candidate in plan.candidates
+    question = plan.question
+    if best is None or best.load(question) >= max(
+        candidate.load(question) for candidate in plan.candidates
     ):
         return ""
-    if plan.question.rate_per_s is not None and plan.meets_rate:
+    if plan.question.demand is not None and plan.meets_rate:
         return "; the cheapest that is enough"
     return f"; of those within {plan.question.effort.precision:.0%}, the simplest to run"
 
 
 def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
-    fleet, rate = best.fleet, plan.question.rate_per_s
+    fleet, demand, users = best.fleet, plan.demand, plan.question.users
+    rate = None if demand is None else demand.rate_per_s
     yield f"take {fleet.label}: {count_text(fleet.gpus, 'GPU')}"
     for pool in fleet.pools:
         settings = pool.engine_shape.settings
@@ -108,10 +122,18 @@ def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
             f" {settings.kv_blocks * settings.block_size_tokens:,} tokens each"
         )
     carried_text = f"carries {best.rate_per_s:.3g} requests/s"
+    if users is not None and demand is not None and demand.answer_s is not None:
+        verb = "send" if plan.meets_rate else "would send"
+        yield (
+            f"{count_text(users.users, 'user')} {verb} {rate:.3g} requests/s, where an answer takes"
+            f" {duration_text(demand.answer_s)} in the mean"
+        )
+        carried_text += f" of {best.load(plan.question):.0f} users"
     yield (
         carried_text
-        if rate is None
-        else f"{carried_text}, {best.rate_per_s / rate:.2f} of what was asked"
+        if plan.question.demand is None
+        else f"{carried_text}, {_share_text(best.load(plan.question) / plan.question.demand)} of"
+        " what was asked"
     )
     if not plan.meets_rate:
         needed = "more" if plan.gpus_needed is None else f"about {plan.gpus_needed}"
@@ -134,6 +156,10 @@ def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
         )
 
 
+def _share_text(share: float) -> str:
+    return f"{share:.2f}" if share >= _MIN_SHARE else f"{share:.1g}"
+
+
 def _spread_text(spread: LatencyQuantiles) -> str:
     percentiles_s = (spread.p50_s, spread.p90_s, spread.p99_s)
     return f"{' / '.join(duration_text(value) for value in percentiles_s)} (p50 / p90 / p99)"
@@ -146,7 +172,7 @@ def candidate_rows(plan: Plan) -> list[dict[str, str]]:
 
 def _candidate_row(candidate: Candidate, plan: Plan) -> dict[str, str]:
     trial = candidate.best_trial
-    cost = candidate.cost_per_million_tokens(plan.question.rate_per_s)
+    cost = candidate.cost_per_million_tokens(plan.question.rate_of_demand(candidate.answer_s))
     return {
         "kind": str(candidate.fleet.kind),
         "fleet": candidate.fleet.label,
@@ -178,7 +204,8 @@ def _sensitivity_row(sensitivity: Sensitivity) -> dict[str, str]:
 
 def plan_json(plan: Plan) -> dict[str, object]:
     """The answer as plain values; infinite or unknown values are null."""
-    best, rate = plan.best, plan.question.rate_per_s
+    best, demand, users = plan.best, plan.demand, plan.question.users
+    rate = None if demand is None else demand.rate_per_s
     return {
         "schema": _SCHEMA,
         "evidence": "simulated",
@@ -190,6 +217,14 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "gpus": plan.gpus,
         "gpus_needed": plan.gpus if plan.meets_rate else plan.gpus_needed,
         "rate_per_s": None if best is None else best.rate_per_s,
+        "users": None
+        if users is None
+        else {
+            **asdict(users),
+            "implied_rate_per_s": rate,
+            "answer_s": None if demand is None else demand.answer_s,
+            "carried": None if best is None else best.load(plan.question),
+        },
         "price_per_hour": None if best is None else best.fleet.price_per_hour,
         "cost_per_million_tokens": None if best is None else best.cost_per_million_tokens(rate),
         "binding": None
@@ -232,7 +267,9 @@ def _candidate_json(candidate: Candidate, plan: Plan) -> dict[str, object]:
         "rate_per_s_per_gpu": candidate.rate_per_gpu,
         "estimate_per_s": candidate.estimate_per_s,
         "price_per_hour": candidate.fleet.price_per_hour,
-        "cost_per_million_tokens": candidate.cost_per_million_tokens(plan.question.rate_per_s),
+        "cost_per_million_tokens": candidate.cost_per_million_tokens(
+            plan.question.rate_of_demand(candidate.answer_s)
+        ),
         "simulated_as": candidate.simulated_fleet.label,
         "at_that_rate": None
         if trial is None

@@ -14,11 +14,14 @@ from baton.cli.options import (
     ConfigFiles,
     Output,
     SetOptions,
+    ThinkTime,
     TimeUnitOption,
+    Users,
     backend_of,
     check_time_unit,
     command_line,
     parse_seconds,
+    parse_users,
     positive,
 )
 from baton.cli.output import OutputFormat, print_report, report_errors
@@ -71,6 +74,8 @@ def simulate(  # noqa: PLR0913 - each is an option
     time_unit: TimeUnitOption = None,
     workload: Annotated[str | None, _WORKLOAD] = None,
     rate: Annotated[float | None, _RATE] = None,
+    users: Users = None,
+    think_time: ThinkTime = None,
     duration: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Length to serve, as 10m.")
     ] = None,
@@ -111,7 +116,11 @@ def simulate(  # noqa: PLR0913 - each is an option
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")
     check_time_unit(time_unit, trace)
-    from baton.cli.model.simulation import RequestArgs, SimulateArgs  # here: keeps --help fast
+    user_load = parse_users(users, think_time)
+    if user_load is not None and (rate is not None or scale):
+        raise typer.BadParameter("give one of --users, --rate and --scale", param_hint="--users")
+    from baton.cli.model.simulation import SimulateArgs  # here: keeps --help fast
+    from baton.cli.traces import RequestArgs
 
     slo_overrides = [
         f"slo.default.{name}={value}"
@@ -126,6 +135,7 @@ def simulate(  # noqa: PLR0913 - each is an option
             file=trace,
             time_unit=time_unit,
             workload=workload,
+            users=user_load,
             rate_per_s=None if rate is None else positive(rate, "--rate"),
             duration_s=None if duration is None else parse_seconds(duration, "--duration"),
             max_requests=requests,

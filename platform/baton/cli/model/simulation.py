@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from random import Random
 
 import baton
 from baton.bench.formatting import format_number, format_seconds
 from baton.bench.report import Curve, Evidence, FleetSample, RunResult, ScalingSummary, Study
-from baton.bench.report.summary import OBJECTIVE_SCALES, scale_objectives, tail_notes
+from baton.bench.report.summary import (
+    OBJECTIVE_SCALES,
+    offered_rate,
+    scale_objectives,
+    tail_notes,
+)
 from baton.cli.output import print_warnings
-from baton.cli.traces import load_trace, make_workload
+from baton.cli.traces import RequestArgs, requested_traces
 from baton.config.language.bounds import Timeout
 from baton.config.language.units import Unit, format_quantity
 from baton.config.load import LoadedConfig, load_config
@@ -24,11 +28,7 @@ from baton.domain.names.words import count_text
 from baton.simulator.faults import ScheduledEvent
 from baton.simulator.fleet.samples import Sample
 from baton.simulator.outcome import Objectives, attainment
-from baton.simulator.scenario import SimulationResult, simulate
-from baton.simulator.workloads import scaling
-from baton.simulator.workloads.formats import ReadOptions
-from baton.simulator.workloads.rate_series import TraceLimits
-from baton.simulator.workloads.time_units import TimeUnit
+from baton.simulator.scenario import ClosedLoop, SimulationResult, simulate
 from baton.simulator.workloads.trace import Trace
 
 _SHORT_PATHS = ("policy", "index", "disaggregate", "seed")
@@ -43,24 +43,6 @@ COLOCATED = "colocated"
 
 class CannotSimulate(OperatorError):
     """The arguments contradict each other or the configuration."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestArgs:
-    """Which requests to serve: a file, or a workload by name."""
-
-    file: Path | None = None
-    time_unit: TimeUnit | None = None
-    """Of the file's arrival times; None to decide it by them."""
-    workload: str | None = None
-    rate_per_s: float | None = None
-    duration_s: float | None = None
-    max_requests: int | None = None
-    """Requests, at most."""
-    scales: tuple[float, ...] = ()
-    """Mean rates to bring the trace to, one run for each."""
-    ignore_invalid: bool = False
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +109,7 @@ def run_study(args: SimulateArgs, *, command: str, on_progress: Progress = lambd
         TraceUnusable: the requests cannot be read or made.
     """
     args = _with_autoscalers(args)
-    traces = _traces(args.requests)
+    traces = requested_traces(args.requests)
     if args.scale_sweep and len(traces) > 1:
         raise CannotSimulate(
             "--slo-scale-sweep with several rates would take too long to be read",
@@ -145,16 +127,20 @@ def run_study(args: SimulateArgs, *, command: str, on_progress: Progress = lambd
     swept_variants = variants if args.scale_sweep else []
     run_count = len(variants) * len(traces) + sum(len(_scales(arm)) for arm in swept_variants)
     progress = _TotalProgress(run_count, on_progress)
-    results = tuple(_result(arm, trace, progress) for arm in variants for trace in traces)
+    closed_loop = _closed_loop(args.requests)
+    results = tuple(
+        _result(arm, trace, progress, closed_loop) for arm in variants for trace in traces
+    )
     scales = tuple(_sweep(arm, args, traces[0], progress) for arm in swept_variants)
     return Study(
         title=f"{', '.join(file.name for file in args.files)} on {traces[0].name}",
         evidence=Evidence.SIMULATED,
         command=command,
-        facts=_facts(args, variants, traces),
+        facts=_facts(args, variants, traces) | _user_facts(args.requests, results),
         notes=(
             *_deployment_notes(variants),
             *_trace_notes(baseline, traces),
+            *_user_notes(args.requests, traces[0], results),
             *_service_notes(variants),
             *_sweep_notes(swept_variants),
             *tail_notes(results),
@@ -259,74 +245,24 @@ def _error_for_variant(error: ConfigInvalid, change: str) -> ConfigInvalid:
     return type(error)(tuple(f"with {change}: {line}" for line in error.problems))
 
 
-# ------------------------------------------------------------------ which requests
-def _traces(requests: RequestArgs) -> list[Trace]:
-    rates: Sequence[float | None] = requests.scales or (requests.rate_per_s,)
-    if requests.file is None:
-        return [_limit_trace(_trace_from_workload(requests, rate), requests) for rate in rates]
-    trace = _trace_from_file(requests, requests.file, rates[0])
-    # Of the file, so that the time is the same one however many requests a scale leaves out.
-    start_s = trace.requests[0].at_s if trace.requests else 0.0
-    if trace.is_paced:
-        others = (_trace_from_file(requests, requests.file, rate) for rate in rates[1:])
-        return [_limit_trace(paced, requests, start_s) for paced in (trace, *others)]
-    scales = [rate for rate in rates if rate is not None]
-    if not scales:
-        return [_limit_trace(trace, requests, start_s)]
-    if not trace.rate_per_s:
-        problem = f"{requests.file}: its requests have no rate that could be changed"
-        raise CannotSimulate(problem, "leave out --rate and --scale")
-    return [
-        _limit_trace(
-            scaling.at_rate(trace, rate, Random(requests.seed)),  # noqa: S311 - a seed
-            requests,
-            start_s,
-        )
-        for rate in scales
-    ]
-
-
-def _trace_from_file(requests: RequestArgs, file: Path, rate_per_s: float | None) -> Trace:
-    options = ReadOptions(
-        ignore_invalid=requests.ignore_invalid,
-        time_unit=requests.time_unit,
-        rate_per_s=rate_per_s,
-        limits=TraceLimits(requests.duration_s, requests.max_requests),
-        seed=requests.seed,
-    )
-    return load_trace(file, options)
-
-
-def _trace_from_workload(requests: RequestArgs, rate_per_s: float | None) -> Trace:
-    return make_workload(
-        requests.workload or "",
-        rate_per_s=rate_per_s,
-        duration_s=requests.duration_s,
-        max_requests=requests.max_requests,
-        seed=requests.seed,
-    )
-
-
-def _limit_trace(trace: Trace, requests: RequestArgs, start_s: float = 0.0) -> Trace:
-    if requests.duration_s is not None:
-        trace = scaling.cut(trace, until_s=start_s + requests.duration_s)
-    if requests.max_requests is not None:
-        trace = scaling.first(trace, requests.max_requests)
-    if not len(trace):
-        raise CannotSimulate("no request is left", "give a longer --duration or more --requests")
-    return trace
-
-
 # ------------------------------------------------------------------ runs
-def _result(variant: _Variant, trace: Trace, progress: _TotalProgress) -> RunResult:
+def _closed_loop(requests: RequestArgs) -> ClosedLoop | None:
+    if requests.users is None:
+        return None
+    return ClosedLoop(load=requests.users, duration_s=requests.duration_s, seed=requests.seed)
+
+
+def _result(
+    variant: _Variant, trace: Trace, progress: _TotalProgress, closed_loop: ClosedLoop | None
+) -> RunResult:
     scenario = variant.deployment.scenario
-    run = simulate(scenario, trace, on_progress=progress.on_run_progress)
+    run = simulate(scenario, trace, closed_loop=closed_loop, on_progress=progress.on_run_progress)
     progress.on_run_ended()
     return RunResult(
         name=variant.name,
         outcomes=run.outcomes,
         devices=_devices(variant, run),
-        offered_per_s=trace.rate_per_s or None,
+        offered_per_s=None if closed_loop is not None else trace.rate_per_s or None,
         samples=tuple(_moments(run)),
         event_counts={"handoffs": run.handoffs, "resumes": run.resumes},
         scaling=None if scenario.autoscaler is None else _scaling(run),
@@ -397,7 +333,12 @@ def _sweep(variant: _Variant, args: SimulateArgs, trace: Trace, progress: _Total
         limits = scale_objectives(objectives, scale)
         scaled_args = replace(args, sets=[*args.sets, *_slo_overrides(limits)])
         scenario = _make_variant(scaled_args, variant.change).deployment.scenario
-        run = simulate(scenario, trace, on_progress=progress.on_run_progress)
+        run = simulate(
+            scenario,
+            trace,
+            closed_loop=_closed_loop(args.requests),
+            on_progress=progress.on_run_progress,
+        )
         progress.on_run_ended()
         points.append((scale, attainment(run.outcomes, limits)))
     return Curve(name=variant.name, points=tuple(points))
@@ -423,7 +364,7 @@ def _facts(
 ) -> dict[str, str]:
     baseline, *others = variants
     return {
-        "requests": f"{traces[0].name}: {'; '.join(map(_trace_text, traces))}",
+        "requests": f"{traces[0].name}: {_requests_text(args.requests, traces)}",
         **({"arrival times": traces[0].times} if traces[0].times else {}),
         "model": baseline.config.models[baseline.config.model_name].source,
         **{f"pool {name}": text for name, text in baseline.deployment.pools.items()},
@@ -433,6 +374,43 @@ def _facts(
         "seed": str(args.seed),
         "baton": baton.__version__,
     }
+
+
+def _requests_text(requests: RequestArgs, traces: Sequence[Trace]) -> str:
+    if requests.users is not None:
+        return f"{len(traces[0]):,}, as users send them"
+    return "; ".join(map(_trace_text, traces))
+
+
+def _user_facts(requests: RequestArgs, results: Sequence[RunResult]) -> dict[str, str]:
+    users = requests.users
+    if users is None:
+        return {}
+    rates = ", ".join(f"{format_number(offered_rate(result))}/s" for result in results)
+    think = format_seconds(users.think_s) if users.think_s else "0 s"
+    return {
+        "users": f"{count_text(users.users, 'user')}, who think for {think} in the mean"
+        f" (exponential), send {rates}"
+    }
+
+
+def _user_notes(requests: RequestArgs, trace: Trace, results: Sequence[RunResult]) -> Iterator[str]:
+    if requests.users is None:
+        return
+    sessions = len({request.session_id or number for number, request in enumerate(trace.requests)})
+    if sessions < requests.users.users:
+        yield (
+            f"Only {sessions} of {count_text(requests.users.users, 'user')} send: each user needs a"
+            " request or a session of its own. Give more requests."
+        )
+    for result in results:
+        last_s = max((outcome.arrived_at_s for outcome in result.outcomes), default=0.0)
+        all_sent = len(result.outcomes) == len(trace)
+        if requests.duration_s is not None and all_sent and last_s < requests.duration_s:
+            yield (
+                f"All requests were sent after {format_seconds(last_s)} of"
+                f" {format_seconds(requests.duration_s)}: give more requests."
+            )
 
 
 def _trace_text(trace: Trace) -> str:

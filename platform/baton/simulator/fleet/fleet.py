@@ -168,6 +168,12 @@ class VirtualFleet:
         self._stop_after_ended = until_ended
         self.timeline.run(until_s=until_s)
 
+    def stop_after(self, requests: int) -> None:
+        """End the `run` that is under way when this number of requests has ended in all."""
+        self._stop_after_ended = requests
+        if self.ended >= requests:
+            self.timeline.stop()
+
     # ------------------------------------------------------------------ for tests
     def check_integrity(self) -> None:
         """Assert the invariants of replicas and coordinators."""

@@ -1,11 +1,31 @@
-"""Arrival times: endless ordered streams, in seconds from 0."""
+"""Arrival times: their units, endless ordered streams, and users, who wait for answers."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate, count, pairwise, takewhile
+
+
+class TimeUnit(StrEnum):
+    """Units of arrival times."""
+
+    SECONDS = "s"
+    MILLISECONDS = "ms"
+    MICROSECONDS = "us"
+    NANOSECONDS = "ns"
+
+    @property
+    def ns(self) -> int:
+        """Nanoseconds of one."""
+        return int(1000 ** (3 - list(TimeUnit).index(self)))
+
+    @property
+    def words(self) -> str:
+        """The unit, spelled out."""
+        return self.name.lower()
 
 
 def constant(rate_per_s: float) -> Iterator[float]:
@@ -57,6 +77,39 @@ def piecewise_poisson(
 def take_until(end_s: float, times_s: Iterable[float]) -> Iterator[float]:
     """The times before `end_s`."""
     return takewhile(lambda at_s: at_s < end_s, times_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserLoad:
+    """Users in a closed loop: each waits for its answer, thinks, and sends the next request.
+
+    Users send `users / (think_s + answer_s)` requests per second, by any distributions.
+    Source: the interactive response time law, Lazowska et al., Quantitative System Performance,
+    section 3.5.
+    """
+
+    users: int
+    think_s: float
+    """Mean time from an answer to the user's next request."""
+
+    def __post_init__(self) -> None:
+        if self.users < 1 or not 0 <= self.think_s < float("inf"):
+            raise ValueError(
+                f"got {self.users} users with a think time of {self.think_s} s, expected at least"
+                " 1 and at least 0"
+            )
+
+    def rate_per_s(self, answer_s: float) -> float:
+        """Requests per second of all users, where an answer takes this time in the mean."""
+        return self.users / (self.think_s + answer_s)
+
+    def draw_think_s(self, rng: random.Random) -> float:
+        """A think time, exponentially distributed: users do not keep step."""
+        return rng.expovariate(1 / self.think_s) if self.think_s else 0.0
+
+    def users_at(self, rate_per_s: float, answer_s: float) -> float:
+        """Users that send this many requests per second."""
+        return rate_per_s * (self.think_s + answer_s)
 
 
 def _check_positive(value: float, name: str) -> float:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from baton.domain.errors import TraceInvalid
+from baton.simulator.workloads.arrivals import TimeUnit
 from baton.simulator.workloads.lines import (
     numbered_lines,
     parse_lines,
     parse_tokens,
 )
-from baton.simulator.workloads.time_units import TimeColumn, TimeUnit, build_timed_trace
+from baton.simulator.workloads.time_units import TimeColumn, build_timed_trace
 from baton.simulator.workloads.trace import Trace
 
 

@@ -19,9 +19,9 @@ from baton.simulator.workloads import (
     rate_series,
     vllm_log,
 )
+from baton.simulator.workloads.arrivals import TimeUnit
 from baton.simulator.workloads.lines import parse_object
 from baton.simulator.workloads.rate_series import WHOLE_TRACE, TraceLimits
-from baton.simulator.workloads.time_units import TimeUnit
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 _MAX_BLANK_LINES = 100

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from baton.domain.errors import TraceInvalid
 from baton.domain.tenant import DEFAULT_TENANT
+from baton.simulator.workloads.arrivals import TimeUnit
 from baton.simulator.workloads.lines import (
     build_trace,
     numbered_lines,
@@ -26,7 +27,7 @@ from baton.simulator.workloads.lines import (
     parse_object,
     parse_tokens,
 )
-from baton.simulator.workloads.time_units import TimeColumn, TimeUnit
+from baton.simulator.workloads.time_units import TimeColumn
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 _BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024)

@@ -18,9 +18,9 @@ import calendar
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from enum import StrEnum
 
 from baton.domain.errors import TraceInvalid
+from baton.simulator.workloads.arrivals import TimeUnit
 from baton.simulator.workloads.lines import (
     NS_PER_S,
     build_trace,
@@ -28,26 +28,6 @@ from baton.simulator.workloads.lines import (
     seconds_since_first,
 )
 from baton.simulator.workloads.trace import Trace, TraceRequest
-
-
-class TimeUnit(StrEnum):
-    """Units of arrival times."""
-
-    SECONDS = "s"
-    MILLISECONDS = "ms"
-    MICROSECONDS = "us"
-    NANOSECONDS = "ns"
-
-    @property
-    def ns(self) -> int:
-        """Nanoseconds of one."""
-        return int(1000 ** (3 - list(TimeUnit).index(self)))
-
-    @property
-    def words(self) -> str:
-        """The unit, spelled out."""
-        return self.name.lower()
-
 
 _EPOCH_S = (1_262_304_000, 2_208_988_800)
 """From 2010 until 2040, in seconds since 1970."""
