@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 from typer.testing import Result
 
 from baton.bench.report.write import render_page
-from baton.cli.model.planning import PlanResult, study_of
-from baton.cli.model.planning_text import plan_lines
+from baton.cli.model.planning import study_of
+from baton.cli.model.planning_text import PlanResult, plan_lines
 from baton.planner.result import Bottleneck, Constraint, Plan
 from baton.planner.shapes.fleets import FleetKind
 from tests.cli.invoked import run_baton
@@ -161,6 +162,7 @@ def test_a_plan_is_printed_written_and_loads_again(tmp_path: Path) -> None:
     assert told["rate_per_s"] > 0
     assert told["verdict"] == "do not disaggregate: there is no room for two pools"
     assert told["candidates"][0]["at_that_rate"]["attainment"] >= 0.9
+    assert "no measured rows of h100_sxm" in told["error_bands"]["h100_sxm"]["source"]
     validated = run_baton("config", "validate", "-c", out)
     assert validated.exit_code == 0
 
@@ -182,8 +184,12 @@ def made_plan(*rates: tuple[FleetKind, float], asked_per_s: float | None = None)
     )
 
 
+def lines_of(made: Plan) -> Iterator[str]:
+    return plan_lines(PlanResult(plan=made, stored_dtype=None))
+
+
 def test_the_answer_and_its_reasons_come_before_tables_and_the_question() -> None:
-    lines = list(plan_lines(made_plan((FleetKind.COLOCATED, 10.0), (FleetKind.HYBRID, 9.0))))
+    lines = list(lines_of(made_plan((FleetKind.COLOCATED, 10.0), (FleetKind.HYBRID, 9.0))))
 
     assert lines[0] == "answer (simulated): take the first"
     assert lines[1].startswith("  take 1 x mixed")
@@ -209,9 +215,7 @@ def test_a_page_has_the_answer_first_then_its_reasons_then_tables() -> None:
 def heading(*rates: tuple[FleetKind, float], asked_per_s: float | None = None) -> str:
     """Of the fleets, of which the first is taken."""
     made = made_plan(*rates, asked_per_s=asked_per_s)
-    (found,) = (
-        line for line in plan_lines(made) if line.startswith("fleets (simulated; best first")
-    )
+    (found,) = (line for line in lines_of(made) if line.startswith("fleets (simulated; best first"))
     return found
 
 

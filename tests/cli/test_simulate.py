@@ -45,6 +45,55 @@ def trace(tmp_path: Path) -> Path:
     return file
 
 
+# ------------------------------------------------------------------ errors of times
+
+ROWS = (
+    "backend,model_path,system,gemm_quant_mode,mode,isl,osl,tp_size,pp_size,concurrency,"
+    "silicon_ttft_ms,silicon_tpot_ms\n"
+    "vllm,meta-llama/Llama-3.1-8B-Instruct,h100_sxm,bf16,agg,1024,16,1,1,2,60,{tpot}\n"
+)
+
+
+def test_times_have_an_error_or_none_is_known() -> None:
+    report = report_of(*SMALL, config=GPU)
+    (bands,) = report["error_bands"].values()
+    assert bands["tpot"] is None
+    assert "no measured rows of h100_sxm" in report["provenance"]["error of times, h100_sxm"]
+    engines_as_configured = report_of(*SMALL)
+    assert engines_as_configured["error_bands"] == {}
+
+
+def test_a_calibration_changes_the_times_and_brings_their_error(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.csv"
+    slow.write_text(ROWS.format(tpot=14))
+    plain = report_of(*SMALL, config=GPU)
+    report = report_of(*SMALL, "--calibration", str(slow), config=GPU)
+    assert report["results"][0]["tpot"]["p50"] > 1.1 * plain["results"][0]["tpot"]["p50"]
+    bands = report["error_bands"]["h100_sxm"]
+    assert bands["tpot"]["low"] <= bands["tpot"]["high"]
+    assert "(slow.csv, 1)" in bands["source"]
+    assert any("fitted on measured rows (slow.csv)" in note for note in report["notes"])
+    assert not any("not measured" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ROWS.format(tpot=9).replace("\nvllm", "\nsglang"), "none of vLLM can be used: they are"),
+        (ROWS.format(tpot=9).replace(",60,", ",9000,"), "of 9.0 s is a queue's"),
+        ("a,b\n1,2\n", "rows.csv"),
+    ],
+)
+def test_a_calibration_without_rows_of_vllm_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text(text)
+    result = simulate(*SMALL, "--calibration", str(rows), config=GPU)
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
 # ------------------------------------------------------------------ what is run
 
 

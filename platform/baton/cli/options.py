@@ -68,6 +68,14 @@ LocalAddress = Annotated[
         help="Address of the deployment's Ray cluster or endpoint, if several run here.",
     ),
 ]
+CalibrationFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE",
+        help="Measured rows of vLLM to calibrate on, as for 'baton calibrate'; repeatable.",
+    ),
+]
 TimeUnitOption = Annotated[
     TimeUnit | None,
     typer.Option(

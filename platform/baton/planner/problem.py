@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.perf.hardware.accelerators import Accelerator, Dtype
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency
 from baton.perf.model.shape import ModelShape
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.arrivals import UserLoad
@@ -114,6 +115,8 @@ class PlanningProblem:
     """Available in all; None for as many as the rate needs."""
     weights_dtype: Dtype = Dtype.BF16
     kv_dtype: Dtype = Dtype.BF16
+    efficiency: Efficiency = DEFAULT_EFFICIENCY
+    """Of engines' kernels and host code; a calibration's, if there is one."""
     space: SearchSpace = SearchSpace()
     effort: SearchEffort = SearchEffort()
     seed: int = 0

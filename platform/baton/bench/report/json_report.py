@@ -32,6 +32,7 @@ def study_to_dict(study: Study) -> dict[str, object]:
             **study.facts,
         },
         "notes": list(study.notes),
+        "error_bands": dict(study.error_bands),
         "objectives": asdict(study.objectives) | {"target": study.target},
         "device": study.device,
         "results": [_result_to_dict(study, result) for result in study.results],

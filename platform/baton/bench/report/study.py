@@ -107,6 +107,8 @@ class Study:
     answer: tuple[str, ...] = ()
     """The answer, then its reasons; a page shows them first."""
     notes: tuple[str, ...] = ()
+    error_bands: Mapping[str, object] = field(default_factory=dict)
+    """Of predicted times, by accelerator; plain values."""
     objectives: Objectives = field(default_factory=Objectives)
     target: float = 0.9
     device: str = "GPU"

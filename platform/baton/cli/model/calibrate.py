@@ -25,7 +25,7 @@ from baton.domain.errors import TraceInvalid
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
     from baton.bench.accuracy.accuracy import EvaluatedRow, Evaluation, SkippedRow
     from baton.bench.accuracy.measurements import MeasuredRow
-    from baton.perf.fitting.calibration import ErrorStats
+    from baton.perf.fitting.calibration import Calibration, ErrorStats
 
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
     from baton.bench.accuracy.logged_run import LoggedEngine
@@ -57,6 +57,7 @@ _ROWS_SUFFIX = ".csv"
 _REQUESTS = "requests.jsonl"
 _META = "meta.json"
 _SUFFIX = ".jsonl"
+_SERVED_ENGINE = "vllm"
 _TABLES = ("dense", "attention", "per_sequence")
 
 
@@ -186,6 +187,41 @@ def evaluate_rows(
         "judged": [_row(row) for row in evaluation.evaluated],
         "not_judged": _group_by_reason(evaluation.skipped),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCalibration:
+    """A fit on the rows of some files, for engines of vLLM."""
+
+    name: str
+    """The files."""
+    fit: Calibration
+
+    def note(self) -> str:
+        """For reports, instead of a note that nothing was measured."""
+        return f"Engines are modelled with factors that are fitted on measured rows ({self.name})."
+
+
+def load_calibration(paths: Sequence[Path]) -> LoadedCalibration | None:
+    """The fit on the rows of some CSV files; None without files.
+
+    Raises:
+        TraceUnusable: a file cannot be read, or no row of vLLM can be used.
+    """
+    from baton.bench.accuracy.accuracy import calibrate_engines, unfit_reason
+
+    if not paths:
+        return None
+    rows = [row for path in paths for row in _read(path, ignore_invalid=False)[0]]
+    name = ", ".join(path.name for path in paths)
+    fit = calibrate_engines(rows).get(_SERVED_ENGINE)
+    if fit is None:
+        reasons = [reason for row in rows if (reason := unfit_reason(row))]
+        engines = ", ".join(sorted({row.backend for row in rows})) or "no engine"
+        why = reasons[0] if reasons else f"they are of {engines}"
+        problem = f"{name}: of {len(rows)} rows none of vLLM can be used: {why}"
+        raise TraceUnusable(problem, "name rows that vLLM was measured with")
+    return LoadedCalibration(name=name, fit=fit)
 
 
 def _group_by_reason(rows: Sequence[SkippedRow]) -> list[dict[str, object]]:

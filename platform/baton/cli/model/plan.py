@@ -11,6 +11,7 @@ import typer
 from baton.cli.model.models import AUTO
 from baton.cli.model.simulate import progress_bar
 from baton.cli.options import (
+    CalibrationFiles,
     JsonFlag,
     Output,
     ThinkTime,
@@ -80,6 +81,7 @@ def plan(  # noqa: PLR0913 - each is an option
     ] = AUTO,
     tp: Annotated[str, typer.Option(help="Tensor parallel sizes to try.")] = "1,2,4,8",
     pp: Annotated[str, typer.Option(help="Pipeline parallel sizes to try.")] = "1",
+    calibration: CalibrationFiles = None,
     max_num_seqs: Annotated[
         int, typer.Option("--max-num-seqs", min=1, help="Limit of streams of a replica.")
     ] = 512,
@@ -133,6 +135,7 @@ def plan(  # noqa: PLR0913 - each is an option
         kv_dtype=kv_dtype,
         tensor=_parse_sizes(tp, "--tp"),
         pipeline=_parse_sizes(pp, "--pp"),
+        calibration=tuple(calibration or ()),
         max_num_seqs=max_num_seqs,
         quick=quick,
         processes=processes,
@@ -163,9 +166,9 @@ def _run(args: PlanArgs, *, command: str, output: OutputFormat, report: Path | N
             write_report(study_of(result, command=command), report)
         text = write_config(args, result)
     if output is OutputFormat.JSON:
-        print_report(plan_json(result.plan), output)
+        print_report(plan_json(result), output)
     else:
-        print_plan(result.plan, sys.stdout)
+        print_plan(result, sys.stdout)
     for path in (report, args.write if text else None):
         if path is not None:
             typer.echo(f"written: {path}", err=True)

@@ -13,13 +13,23 @@ from pathlib import Path
 import typer
 
 from baton.bench.report import Curve, Evidence, Study, Table, Tradeoff
+from baton.cli.model.calibrate import LoadedCalibration, load_calibration
 from baton.cli.model.models import parse_dtype, read_model
-from baton.cli.model.planning_text import answer_lines, candidate_rows, facts, sensitivity_rows
+from baton.cli.model.planning_text import (
+    PlanResult,
+    answer_lines,
+    candidate_rows,
+    error_facts,
+    facts,
+    sensitivity_rows,
+)
 from baton.cli.options import parse_seconds
 from baton.cli.traces import TraceUnusable, load_trace, make_workload
 from baton.config.write.render_plan import check_writable, render_plan
-from baton.perf.hardware.accelerators import Dtype
+from baton.perf.fitting.calibration import Conditions
+from baton.perf.fitting.error_bands import TimeErrors, calibrated_errors, shipped_errors
 from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY
 from baton.planner import explore, plan, sensitivity
 from baton.planner.problem import (
     QUICK_SEARCH,
@@ -66,20 +76,13 @@ class PlanArgs:
     kv_dtype: str
     tensor: tuple[int, ...]
     pipeline: tuple[int, ...]
+    calibration: tuple[Path, ...]
     max_num_seqs: int
     quick: bool
     processes: int
     seed: int
     ignore_invalid: bool
     write: Path | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanResult:
-    """The answer, and how the model's weights are stored."""
-
-    plan: Plan
-    stored_dtype: Dtype | None
 
 
 def slo_classes(
@@ -137,6 +140,7 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
         kv=parse_dtype(args.kv_dtype, "--kv-dtype"),
     )
     offers, traffic = _offers(args), _traffic(args)
+    calibration = load_calibration(args.calibration)
     rate = args.rate_per_s
     if rate is None and args.users is None and args.gpus is None:
         rate = traffic.rate_per_s
@@ -150,6 +154,7 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
         gpus=args.gpus,
         weights_dtype=stored.weights,
         kv_dtype=stored.kv,
+        efficiency=DEFAULT_EFFICIENCY if calibration is None else calibration.fit.efficiency,
         space=SearchSpace(
             tensor_parallel_sizes=args.tensor,
             pipeline_parallel_sizes=args.pipeline,
@@ -164,7 +169,36 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
         best_plan = plan.plan(
             question, parallel_map=run_all, on_progress=lambda at: on_progress(_fraction(at))
         )
-    return PlanResult(plan=best_plan, stored_dtype=stored.published)
+    return PlanResult(
+        plan=best_plan,
+        stored_dtype=stored.published,
+        time_errors=_time_errors(best_plan, calibration),
+    )
+
+
+def _time_errors(best_plan: Plan, calibration: LoadedCalibration | None) -> dict[str, TimeErrors]:
+    """By accelerator."""
+    question, mix = best_plan.question, best_plan.mix
+    names = [offer.accelerator.name for offer in question.offers]
+    if calibration is None:
+        has_experts = question.model.experts is not None
+        return {name: shipped_errors(name, has_experts=has_experts) for name in names}
+    errors = {}
+    for name in names:
+        conditions = [
+            Conditions(
+                prompt_tokens=mix.prompt_tokens,
+                context_tokens=mix.prompt_tokens + mix.output_tokens,
+                devices=pool.engine_shape.gpus,
+            )
+            for candidate in best_plan.candidates
+            for pool in candidate.fleet.pools
+            if pool.engine_shape.accelerator.name == name
+        ]
+        errors[name] = calibrated_errors(
+            calibration.fit, name=calibration.name, conditions=conditions
+        )
+    return errors
 
 
 def _traffic(args: PlanArgs) -> Trace:
@@ -244,7 +278,7 @@ def study_of(result: PlanResult, *, command: str) -> Study:
         title=f"Plan for {question.model.name}",
         evidence=Evidence.SIMULATED,
         command=command,
-        facts=facts(best_plan),
+        facts=facts(best_plan) | error_facts(result),
         answer=tuple(answer_lines(best_plan)),
         objectives=question.classes[0].objectives,
         target=question.classes[0].attainment,

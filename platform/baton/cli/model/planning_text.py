@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import TextIO
 
 from baton.cli.output import duration_text, table_lines
 from baton.domain.names.words import count_text
+from baton.perf.fitting.error_bands import TimeErrors
+from baton.perf.hardware.accelerators import Dtype
 from baton.planner.rates.trials import LatencyQuantiles
 from baton.planner.result import Candidate, Plan, Sensitivity
 
 _SCHEMA = 1
 _MIN_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """The answer, how the model's weights are stored, and the errors of its times."""
+
+    plan: Plan
+    stored_dtype: Dtype | None
+    time_errors: Mapping[str, TimeErrors] = field(default_factory=dict)
+    """By accelerator."""
+
+
+def error_facts(result: PlanResult) -> dict[str, str]:
+    """The error of predicted times, in words."""
+    return {f"error of times, {name}": str(errors) for name, errors in result.time_errors.items()}
 
 
 def facts(plan: Plan) -> dict[str, str]:
@@ -60,14 +77,15 @@ def _objectives(plan: Plan) -> Iterator[str]:
         yield f"{name}{', '.join(bounds) or 'none'} for {class_.attainment:.1%}"
 
 
-def print_plan(plan: Plan, file: TextIO) -> None:
+def print_plan(result: PlanResult, file: TextIO) -> None:
     """The answer for a person."""
-    for line in plan_lines(plan):
+    for line in plan_lines(result):
         print(line, file=file)
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
+def plan_lines(result: PlanResult) -> Iterator[str]:
     """The answer for a person, a paragraph each: answer, fleets, uncertainties, question."""
+    plan = result.plan
     answer, *reasons = answer_lines(plan)
     yield f"answer (simulated): {answer}"
     yield from (f"  {line}" for line in reasons)
@@ -87,7 +105,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
             for rejected_shape in plan.rejected_shapes
         )
     yield ""
-    for name, value in facts(plan).items():
+    for name, value in (error_facts(result) | facts(plan)).items():
         yield f"{name}: {value}"
 
 
@@ -202,8 +220,9 @@ def _sensitivity_row(sensitivity: Sensitivity) -> dict[str, str]:
     }
 
 
-def plan_json(plan: Plan) -> dict[str, object]:
+def plan_json(result: PlanResult) -> dict[str, object]:
     """The answer as plain values; infinite or unknown values are null."""
+    plan = result.plan
     best, demand, users = plan.best, plan.demand, plan.question.users
     rate = None if demand is None else demand.rate_per_s
     return {
@@ -242,6 +261,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
             }
             for unreachable_objective in plan.unreachable_objectives
         ],
+        "error_bands": {name: errors.to_dict() for name, errors in result.time_errors.items()},
         "left_out": [asdict(rejected_shape) for rejected_shape in plan.rejected_shapes],
         "runs": plan.runs,
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from baton.cli.options import (
+    CalibrationFiles,
     ConfigFiles,
     Output,
     SetOptions,
@@ -100,6 +101,7 @@ def simulate(  # noqa: PLR0913 - each is an option
     cold_start: Annotated[str | None, _COLD_START] = None,
     kill: Annotated[list[str] | None, _KILL] = None,
     slo_scale_sweep: Annotated[bool, _SWEEP] = False,
+    calibration: CalibrationFiles = None,
     model_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The model's config.json.")
     ] = None,
@@ -147,6 +149,7 @@ def simulate(  # noqa: PLR0913 - each is an option
         autoscalers=tuple(autoscaler or ()),
         cold_start_s=None if cold_start is None else parse_seconds(cold_start, "--cold-start"),
         scheduled_events=tuple(_parse_kill(text) for text in kill or ()),
+        calibration=tuple(calibration or ()),
         model_config=model_config,
         target=attainment,
         scale_sweep=slo_scale_sweep,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import baton
 from baton.bench.formatting import format_number, format_seconds
@@ -16,15 +17,19 @@ from baton.bench.report.summary import (
     scale_objectives,
     tail_notes,
 )
+from baton.cli.model.calibrate import LoadedCalibration, load_calibration
 from baton.cli.output import print_warnings
 from baton.cli.traces import RequestArgs, requested_traces
 from baton.config.language.bounds import Timeout
 from baton.config.language.units import Unit, format_quantity
 from baton.config.load import LoadedConfig, load_config
 from baton.config.schema.deployment import DeploymentConfig
-from baton.config.simulation.to_scenario import SimulatedDeployment, to_scenario
+from baton.config.simulation.to_scenario import UNMEASURED, SimulatedDeployment, to_scenario
 from baton.domain.errors import ConfigInvalid, OperatorError
 from baton.domain.names.words import count_text
+from baton.perf.fitting.calibration import Conditions
+from baton.perf.fitting.error_bands import TimeErrors, calibrated_errors, shipped_errors
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY
 from baton.simulator.faults import ScheduledEvent
 from baton.simulator.fleet.samples import Sample
 from baton.simulator.outcome import Objectives, attainment
@@ -56,6 +61,8 @@ class SimulateArgs:
     compare: Sequence[str] = ()
     """`policy=random` and the like, each another run of the same requests."""
     model_config: Path | None = None
+    calibration: tuple[Path, ...] = ()
+    """Measured rows to calibrate engines on."""
     scheduled_events: tuple[ScheduledEvent, ...] = ()
     target: float = 0.9
     scale_sweep: bool = False
@@ -115,7 +122,8 @@ def run_study(args: SimulateArgs, *, command: str, on_progress: Progress = lambd
             "--slo-scale-sweep with several rates would take too long to be read",
             "give one --scale, or leave out --slo-scale-sweep",
         )
-    variants = [_make_variant(args, change) for change in ("", *args.compare)]
+    calibration = load_calibration(args.calibration)
+    variants = [_make_variant(args, change, calibration) for change in ("", *args.compare)]
     print_warnings(dict.fromkeys(chain.from_iterable(arm.warnings for arm in variants)))
     baseline = variants[0]
     objectives = _objectives(baseline.config)
@@ -131,14 +139,20 @@ def run_study(args: SimulateArgs, *, command: str, on_progress: Progress = lambd
     results = tuple(
         _result(arm, trace, progress, closed_loop) for arm in variants for trace in traces
     )
-    scales = tuple(_sweep(arm, args, traces[0], progress) for arm in swept_variants)
+    scales = tuple(_sweep(arm, args, traces[0], calibration, progress) for arm in swept_variants)
+    errors = _time_errors(variants, traces[0], calibration)
     return Study(
         title=f"{', '.join(file.name for file in args.files)} on {traces[0].name}",
         evidence=Evidence.SIMULATED,
         command=command,
-        facts=_facts(args, variants, traces) | _user_facts(args.requests, results),
+        facts={
+            **_facts(args, variants, traces),
+            **_user_facts(args.requests, results),
+            **{f"error of times, {name}": str(item) for name, item in errors.items()},
+        },
+        error_bands={name: item.to_dict() for name, item in errors.items()},
         notes=(
-            *_deployment_notes(variants),
+            *_deployment_notes(variants, calibration),
             *_trace_notes(baseline, traces),
             *_user_notes(args.requests, traces[0], results),
             *_service_notes(variants),
@@ -182,7 +196,9 @@ def _with_autoscalers(args: SimulateArgs) -> SimulateArgs:
     )
 
 
-def _make_variant(args: SimulateArgs, change: str) -> _Variant:
+def _make_variant(
+    args: SimulateArgs, change: str, calibration: LoadedCalibration | None
+) -> _Variant:
     """The configuration with a change: `key=value` or `colocated`, several with commas."""
     changes = [path for part in change.split(",") if part for path in _override_paths(args, part)]
     loaded_config = _load_config(args, changes)
@@ -194,6 +210,7 @@ def _make_variant(args: SimulateArgs, change: str) -> _Variant:
             seed=args.seed,
             scheduled_events=args.scheduled_events,
             cold_start_s=args.cold_start_s,
+            efficiency=DEFAULT_EFFICIENCY if calibration is None else calibration.fit.efficiency,
         )
     except ConfigInvalid as error:
         raise _error_for_variant(error, change) from error
@@ -325,14 +342,20 @@ def _is_configurable(limits: Objectives) -> bool:
     return all(limit is None or Timeout.contains(limit) for limit in (limits.ttft_s, limits.tpot_s))
 
 
-def _sweep(variant: _Variant, args: SimulateArgs, trace: Trace, progress: _TotalProgress) -> Curve:
+def _sweep(
+    variant: _Variant,
+    args: SimulateArgs,
+    trace: Trace,
+    calibration: LoadedCalibration | None,
+    progress: _TotalProgress,
+) -> Curve:
     """Attainment by scale of the objectives; the policy of each run uses the scaled objectives."""
     objectives = _objectives(variant.config)
     points = []
     for scale in _scales(variant):
         limits = scale_objectives(objectives, scale)
         scaled_args = replace(args, sets=[*args.sets, *_slo_overrides(limits)])
-        scenario = _make_variant(scaled_args, variant.change).deployment.scenario
+        scenario = _make_variant(scaled_args, variant.change, calibration).deployment.scenario
         run = simulate(
             scenario,
             trace,
@@ -418,10 +441,41 @@ def _trace_text(trace: Trace) -> str:
     return f"{len(trace):,} in {format_seconds(trace.span_s)}, {rate}/s"
 
 
-def _deployment_notes(variants: Sequence[_Variant]) -> Iterator[str]:
+def _time_errors(
+    variants: Sequence[_Variant], trace: Trace, calibration: LoadedCalibration | None
+) -> dict[str, TimeErrors]:
+    """Of the engines that are modelled, by accelerator."""
+    engines = dict.fromkeys(chain.from_iterable(arm.deployment.modelled for arm in variants))
+    if calibration is None:
+        return {
+            engine.accelerator: shipped_errors(engine.accelerator, has_experts=engine.has_experts)
+            for engine in engines
+        }
+    prompt_tokens = fmean(request.prompt_tokens for request in trace.requests)
+    output_tokens = fmean(request.output_tokens for request in trace.requests)
+    conditions: dict[str, list[Conditions]] = {}
+    for engine in engines:
+        conditions.setdefault(engine.accelerator, []).append(
+            Conditions(
+                prompt_tokens=prompt_tokens,
+                context_tokens=prompt_tokens + output_tokens,
+                devices=engine.devices,
+            )
+        )
+    return {
+        name: calibrated_errors(calibration.fit, name=calibration.name, conditions=items)
+        for name, items in conditions.items()
+    }
+
+
+def _deployment_notes(
+    variants: Sequence[_Variant], calibration: LoadedCalibration | None
+) -> Iterator[str]:
     """The first deployment's notes, and those of the others that it lacks."""
     baseline, *others = variants
-    yield from baseline.deployment.notes
+    notes = [note for note in baseline.deployment.notes if note != UNMEASURED or not calibration]
+    yield from ([] if calibration is None else [calibration.note()])
+    yield from notes
     for variant in others:
         for note in variant.deployment.notes:
             if note not in baseline.deployment.notes:

@@ -135,6 +135,8 @@ def size_report(question: Question) -> dict[str, object]:
     Raises:
         InsufficientMemory: there is too little memory.
     """
+    from baton.perf.fitting.error_bands import shipped_errors  # here: keeps --help fast
+
     memory = question.memory
     memory_fit = memory.fit(question.tp, question.pp)
     smallest = next(memory.fits(_MAX_DEVICES_PER_REPLICA), memory_fit)
@@ -159,6 +161,9 @@ def size_report(question: Question) -> dict[str, object]:
         "context_tokens": question.context_tokens,
         "concurrent_requests": concurrent_requests,
         "seconds": _timings(question, concurrent_requests),
+        "error_bands": shipped_errors(
+            memory.accelerator.name, has_experts=memory.shape.experts is not None
+        ).to_dict(),
         "smallest": _split((smallest.split.tp, smallest.split.pp)),
         "max_running_requests": memory.max_running_requests,
         "for_all_running": _for_all_running(question),
@@ -295,6 +300,7 @@ def text_report(report: Mapping[str, object]) -> dict[str, object]:
         **_states_text(report),
         f"requests of {context} at once": f"{report['concurrent_requests']:.1f}",
         **_timings_text(cast("Mapping[str, float]", report["seconds"]), context),
+        "error of times": _error_text(report),
         "smallest that fits": _split_text(report["smallest"]),
         f"for {running_text} of {context}": _sizing_text(
             report["for_all_running"], report["for_all_running_without_gqa"]
@@ -318,6 +324,12 @@ def _model_text(report: Mapping[str, object]) -> str:
     return (
         f"{report['model']}, {parameters:.1f} billion parameters{active_text}, {report['weights']}"
     )
+
+
+def _error_text(report: Mapping[str, object]) -> str:
+    from baton.perf.fitting.error_bands import TimeErrors  # here: keeps --help fast
+
+    return str(TimeErrors.from_dict(cast("Mapping[str, object]", report["error_bands"])))
 
 
 def _gigabytes(count_bytes: float) -> str:

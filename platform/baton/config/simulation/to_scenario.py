@@ -38,6 +38,7 @@ from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.domain.errors import ConfigInvalid, InsufficientMemory, UnknownAccelerator, UnknownModel
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency
 from baton.perf.model.engine_defaults import (
     BLOCK_SIZE_TOKENS,
     GPU_MEMORY_UTILIZATION,
@@ -56,6 +57,11 @@ from baton.simulator.faults import ScheduledEvent
 from baton.simulator.scenario import PoolPlan, Scenario
 from baton.simulator.v1.settings import V1Settings
 
+UNMEASURED = (
+    "Engines are modelled from data sheets and the model's shape, not measured; check the model"
+    " with 'baton calibrate ROWS.csv' or 'baton calibrate LOG' against your own measurements."
+)
+"""The note of engines without a calibration."""
 _UNLIMITED_PULLS = 1_000_000
 _SCALED_KV_DTYPES = {
     "int8_per_token_head": Dtype.INT8,
@@ -117,6 +123,15 @@ class CannotModel(ConfigInvalid):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledEngine:
+    """Facts by which the error of an engine's predicted times is looked up."""
+
+    accelerator: str
+    devices: int
+    has_experts: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedDeployment:
     """A simulated deployment, and facts that its reports state."""
 
@@ -126,6 +141,8 @@ class SimulatedDeployment:
     device: str
     pools: dict[str, str] = field(default_factory=dict)
     """Description of each pool."""
+    modelled: tuple[ModelledEngine, ...] = ()
+    """Engines whose times are predicted."""
     notes: tuple[str, ...] = ()
 
 
@@ -136,12 +153,13 @@ def to_scenario(
     seed: int = 0,
     scheduled_events: tuple[ScheduledEvent, ...] = (),
     cold_start_s: float | None = None,
+    efficiency: Efficiency = DEFAULT_EFFICIENCY,
 ) -> SimulatedDeployment:
     """The deployment in its state after `baton up`, with scheduled events.
 
     `model_config` is the model's `config.json`, for a source that is neither a folder nor a known
     name. `cold_start_s` is the start time of a replica that the autoscaler adds; the default is a
-    minute.
+    minute. `efficiency` is that of modelled engines.
 
     Raises:
         CannotModel: no accelerator is given, the model's shape is unknown, or it does not fit.
@@ -150,7 +168,7 @@ def to_scenario(
     if len(config.models) > 1:
         names = ", ".join(config.models)
         raise CannotModel((f"models: got {names}, expected one: simulate one after the other",))
-    engine_models = _engine_models(config, model_config)
+    engine_models = _engine_models(config, model_config, efficiency)
     options = autoscaler_options(config)
     build_placer(config, router_rng(config, "simulated"))  # raises now if it cannot be loaded
     kinds = {pool.engine.kind for pool in config.pools.values()}
@@ -185,6 +203,9 @@ def to_scenario(
         pools={
             name: _describe_pool(config.pools[name], model) for name, model in engine_models.items()
         },
+        modelled=tuple(
+            model.modelled for model in engine_models.values() if model.modelled is not None
+        ),
         notes=(*_notes(config), *_left_out_notes(config, model_config)),
     )
 
@@ -193,6 +214,8 @@ def to_scenario(
 class _EngineModel:
     settings: V1Settings
     description: str
+    modelled: ModelledEngine | None = None
+    """None where the configuration says how fast it is."""
 
 
 def _placer_factory(config: DeploymentConfig) -> Callable[[], Placer]:
@@ -212,7 +235,9 @@ def _autoscaler_factory(
     return lambda: Autoscaler(make_scaling_policy(rule, options), options)
 
 
-def _engine_models(config: DeploymentConfig, model_config: Path | None) -> dict[str, _EngineModel]:
+def _engine_models(
+    config: DeploymentConfig, model_config: Path | None, efficiency: Efficiency
+) -> dict[str, _EngineModel]:
     """The engine of each pool; raises all errors together."""
     findings: list[str] = []
     models: dict[str, _EngineModel] = {}
@@ -223,7 +248,7 @@ def _engine_models(config: DeploymentConfig, model_config: Path | None) -> dict[
             case EngineKind.SIM:
                 models[name] = _sim_engine(engine, model, config.transfer)
             case EngineKind.VLLM:
-                engine_model = _vllm_engine(config, name, shape, findings)
+                engine_model = _vllm_engine(config, name, shape, efficiency, findings)
                 if engine_model is not None:
                     models[name] = engine_model
             case _:
@@ -270,7 +295,11 @@ def _sim_engine(engine: EngineConfig, model: ModelConfig, transfer: TransferConf
 
 # ---------------------------------------------------------------------- vLLM's engines
 def _vllm_engine(
-    config: DeploymentConfig, name: str, source_shape: _SourceShape | None, findings: list[str]
+    config: DeploymentConfig,
+    name: str,
+    source_shape: _SourceShape | None,
+    efficiency: Efficiency,
+    findings: list[str],
 ) -> _EngineModel | None:
     """The engine of a pool; None after an error, which is added to the findings."""
     pool = config.pools[name]
@@ -293,7 +322,14 @@ def _vllm_engine(
         return None
     source_shape = replace(source_shape, weights=weights)
     try:
-        return _model_engine(device, source_shape, config.models[pool.model], pool, config.transfer)
+        return _model_engine(
+            device,
+            source_shape,
+            config.models[pool.model],
+            pool,
+            config.transfer,
+            efficiency=efficiency,
+        )
     except InsufficientMemory as error:
         findings.append(f"pools.{name}: {error}")
         return None
@@ -335,6 +371,8 @@ def _model_engine(
     model_config: ModelConfig,
     pool: PoolConfig,
     transfer: TransferConfig,
+    *,
+    efficiency: Efficiency,
 ) -> _EngineModel:
     engine, parallel, shape = pool.engine, pool.parallel, source_shape.shape
     weights, kv = source_shape.weights or Dtype.BF16, _kv_dtype(engine, source_shape.kv)
@@ -352,7 +390,15 @@ def _model_engine(
         max_running_requests=max_running_requests,
     )
     v1_settings = V1Settings(
-        timing=Roofline(shape, device, tp=parallel.tp, pp=parallel.pp, weights=weights, kv=kv),
+        timing=Roofline(
+            shape,
+            device,
+            tp=parallel.tp,
+            pp=parallel.pp,
+            weights=weights,
+            kv=kv,
+            efficiency=efficiency,
+        ),
         kv_blocks=_kv_blocks(memory_fit, engine, block_tokens),
         kv_block_bytes=round(shape.kv_bytes(block_tokens, kv)),
         block_size_tokens=block_tokens,
@@ -372,6 +418,11 @@ def _model_engine(
     return _EngineModel(
         settings=v1_settings,
         description=f"{device.name}{parallelism}, {weights} weights, {kv} KV cache",
+        modelled=ModelledEngine(
+            accelerator=device.name,
+            devices=parallel.workers,
+            has_experts=shape.experts is not None,
+        ),
     )
 
 
@@ -437,11 +488,7 @@ def _describe_pool(pool: PoolConfig, engine_model: _EngineModel) -> str:
 def _notes(config: DeploymentConfig) -> Iterable[str]:
     kinds = {pool.engine.kind for pool in config.pools.values()}
     if EngineKind.VLLM in kinds:
-        yield (
-            "Engines are modelled from data sheets and the model's shape, not measured; check the"
-            " model with 'baton calibrate ROWS.csv' or 'baton calibrate LOG' against your own"
-            " measurements."
-        )
+        yield UNMEASURED
     if EngineKind.SIM in kinds:
         yield "Engines are as fast as the configuration says, which is no statement about hardware."
     yield from unsimulated_notes(config)

@@ -169,7 +169,13 @@ def build_engine_shape(
     block_tokens = model.block_tokens(space.block_size_tokens, question.kv_dtype)
     settings = V1Settings(
         timing=Roofline(
-            model, accelerator, tp=tp, pp=pp, weights=question.weights_dtype, kv=question.kv_dtype
+            model,
+            accelerator,
+            tp=tp,
+            pp=pp,
+            weights=question.weights_dtype,
+            kv=question.kv_dtype,
+            efficiency=question.efficiency,
         ),
         kv_blocks=memory_fit.kv_blocks(block_tokens),
         kv_block_bytes=max(1, round(model.kv_bytes(block_tokens, question.kv_dtype))),

@@ -1,0 +1,78 @@
+"""The error of predicted times: how large, and where it is known from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from baton.perf.fitting.calibration import Calibration, Conditions, MeasurementKind, Residual
+from baton.perf.fitting.error_bands import ErrorBand, TimeErrors, calibrated_errors, shipped_errors
+from baton.perf.fitting.shipped_errors import SHIPPED_ERRORS
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY
+from benchmarks import shipped_errors as generator
+
+SEEN = Conditions(prompt_tokens=1000, context_tokens=2000, requests=16, devices=2)
+
+
+def fitted(*errors: float, kind: MeasurementKind = MeasurementKind.OUTPUT_TOKEN) -> Calibration:
+    """A fit whose rows took this much longer than predicted, as a fraction."""
+    return Calibration(
+        efficiency=DEFAULT_EFFICIENCY,
+        first_token_overhead_s=0.0,
+        residuals=tuple(Residual("row", kind, 1 + error, 1.0) for error in errors),
+        min_conditions=SEEN,
+        max_conditions=SEEN,
+    )
+
+
+def test_the_errors_that_are_shipped_are_those_that_were_measured() -> None:
+    text = generator.MODULE.read_text(encoding="utf-8")
+    results = json.loads(generator.RESULTS.read_text(encoding="utf-8"))
+    assert text == generator.render(results), "python -m benchmarks.shipped_errors"
+    assert SHIPPED_ERRORS
+
+
+def test_a_gpu_with_measured_rows_has_their_error_and_their_number() -> None:
+    (row,) = [row for row in SHIPPED_ERRORS if (row.gpu, row.engine) == ("h200", "vllm")]
+    errors = shipped_errors("h200_sxm", has_experts=False)
+    assert errors.ttft == ErrorBand(low=-row.ttft_mape, high=row.ttft_mape)
+    assert f"{row.rows} rows of H200 under vLLM" in errors.source
+
+
+@pytest.mark.parametrize(("gpu", "has_experts"), [("l4", False), ("h200_sxm", True)])
+def test_a_gpu_or_a_kind_of_model_without_rows_has_no_band(gpu: str, *, has_experts: bool) -> None:
+    errors = shipped_errors(gpu, has_experts=has_experts)
+    assert (errors.ttft, errors.tpot) == (None, None)
+    assert str(errors).startswith("not known: roofline: no measured rows of ")
+    assert ("H200" in errors.source) is not has_experts
+
+
+def test_a_calibrations_band_holds_eight_of_ten_of_its_rows() -> None:
+    errors = [-0.5, *(number / 100 for number in range(18)), 9.0]
+    band = calibrated_errors(fitted(*errors), name="mine.csv", conditions=[SEEN]).tpot
+    assert band is not None
+    inside = sum(band.low <= error <= band.high for error in errors)
+    assert inside == 16
+    few = calibrated_errors(fitted(-0.1, 0.3), name="mine.csv", conditions=[SEEN])
+    assert few.ttft is None
+    assert few.tpot is not None
+    assert (few.tpot.low, few.tpot.high) == pytest.approx((-0.1, 0.3))
+    assert few.source == "all of the rows that were fitted on lie within (mine.csv, 2)"
+
+
+def test_what_is_far_from_a_calibrations_rows_is_said_to_be_extrapolated() -> None:
+    long = Conditions(prompt_tokens=9000, context_tokens=9100, devices=2)
+    source = calibrated_errors(fitted(0.1), name="mine.csv", conditions=[SEEN, long]).source
+    assert "extrapolated" in source
+    assert "prompt tokens 9,000, where rows have 1,000 to 1,000" in source
+    assert "devices" not in source
+
+
+def test_errors_are_the_same_after_json() -> None:
+    for errors in (
+        shipped_errors("h200", has_experts=False),
+        shipped_errors("l4", has_experts=False),
+    ):
+        plain = json.loads(json.dumps(errors.to_dict()))
+        assert TimeErrors.from_dict(plain) == errors
