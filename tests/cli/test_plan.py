@@ -13,7 +13,14 @@ from typer.testing import Result
 from baton.bench.report.write import render_page
 from baton.cli.model.planning import study_of
 from baton.cli.model.planning_text import PlanResult, plan_lines
-from baton.planner.result import Bottleneck, Constraint, Plan
+from baton.planner.result import (
+    Bottleneck,
+    Constraint,
+    Plan,
+    Quantization,
+    Speculation,
+    SpeculationPoint,
+)
 from baton.planner.shapes.fleets import FleetKind
 from tests.cli.invoked import run_baton
 from tests.planner.test_answers import ASKED, MIX, candidate
@@ -45,6 +52,10 @@ def run(*arguments: str) -> Result:
         (
             (*CONV, "--ttft", "1s", "--users", "9", "--think-time", "9s", "--rate", "4"),
             "give one of --rate and --users",
+        ),
+        *(
+            ((*CONV, "--ttft", "1s", "--speculate", text), "expected an acceptance rate")
+            for text in ("", "0.7", "0.7:3:0.1:2", "70:3", "0:3", "1:3", "0.7:0", "0.7:x", "0.7:3:")
         ),
         (CONV, "give --ttft, --tpot, or both"),
         ((*CONV, "--ttft", "500"), "expected a duration"),
@@ -153,7 +164,7 @@ def test_a_plan_is_printed_written_and_loads_again(tmp_path: Path) -> None:
     result = run(
         *("meta-llama/Llama-3.1-8B", "--gpu", "H100", "--gpus", "1", "--workload", "conv"),
         *("--ttft", "1s", "--tpot", "40ms", "--quick", "--processes", "1", "--tp", "1"),
-        *("-o", "json", "--write", str(out)),
+        *("--speculate", "0.7:3", "--quantizations", "-o", "json", "--write", str(out)),
     )
     told = json.loads(result.stdout)
 
@@ -162,6 +173,13 @@ def test_a_plan_is_printed_written_and_loads_again(tmp_path: Path) -> None:
     assert told["rate_per_s"] > 0
     assert told["verdict"] == "do not disaggregate: there is no room for two pools"
     assert told["candidates"][0]["at_that_rate"]["attainment"] >= 0.9
+    assert told["speculation"]["expected_tokens"] == pytest.approx(2.533)
+    assert told["speculation"]["draft_cost"] == pytest.approx(1 / 32)
+    assert told["speculation"]["points"][0]["gain"] > 1.5
+    weights = [item["weights"] for item in told["quantizations"]]
+    assert weights == ["bf16", "fp8", "fp8", "fp4"]
+    best = told["quantizations"][2]["best"]
+    assert best["rate_per_s"] > told["rate_per_s"]
     assert "no measured rows of h100_sxm" in told["error_bands"]["h100_sxm"]["source"]
     validated = run_baton("config", "validate", "-c", out)
     assert validated.exit_code == 0
@@ -224,3 +242,38 @@ def test_where_the_first_fleet_does_not_carry_most_the_reason_is_said() -> None:
     assert heading(most, less) == "fleets (simulated; best first):"
     assert heading(less, most).endswith("of those within 15%, the simplest to run):")
     assert heading(less, most, asked_per_s=9.0).endswith("the cheapest that is enough):")
+
+
+def test_quantizations_and_speculation_are_tables_with_their_labels() -> None:
+    made = made_plan((FleetKind.COLOCATED, 10.0))
+    cheaper = replace(made, candidates=(candidate(FleetKind.COLOCATED, 15.0),))
+    cheaper = replace(cheaper, best=cheaper.candidates[0])
+    result = PlanResult(
+        plan=made,
+        stored_dtype=None,
+        speculation=Speculation(
+            acceptance=0.7,
+            drafted=3,
+            draft_cost=0.1,
+            expected_tokens=2.53,
+            pool="mixed plain tp1",
+            points=(SpeculationPoint(streams=1, step_s=0.01, gain=2.0),),
+            at_load=SpeculationPoint(streams=99, step_s=0.02, gain=0.5),
+            break_even_streams=40,
+            best_drafted=0,
+        ),
+        quantizations=(
+            Quantization(weights="fp8", kv="bf16", plan=cheaper),
+            Quantization(weights="fp4", kv="fp8", plan=None, reason="it does not fit"),
+        ),
+    )
+    text = "\n".join(plan_lines(result))
+
+    assert "with other types of weights and KV cache (simulated, rates within" in text
+    assert "x1.50" in text
+    assert "none: it does not fit" in text
+    assert "speculative decoding (simulated, in closed form" in text
+    assert "2.00 times as slow with 99 streams on a replica (mixed plain tp1)" in text
+    assert "from 40 streams on a replica it is no gain" in text
+    assert "no number of drafted tokens is a gain" in text
+    assert "Speculative decoding (S)" in render_page(study_of(result, command="baton plan"))

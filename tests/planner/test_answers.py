@@ -10,17 +10,25 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
 from baton.perf.hardware.accelerators import Accelerator
+from baton.perf.model.speculative import speedup
 from baton.planner.explore import cost, rank_candidates
 from baton.planner.plan import find_bottleneck, verdict_of
 from baton.planner.problem import AcceleratorOffer, PlanningProblem
 from baton.planner.rates.closed_form import MeanRequest
 from baton.planner.rates.measure import RateSearchResult
 from baton.planner.rates.trials import LatencyQuantiles, Trial
-from baton.planner.result import Candidate, Constraint, Tradeoff
+from baton.planner.result import Candidate, Constraint, Speculation, Tradeoff
 from baton.planner.shapes.fleets import FleetKind, PlannedFleet, PlannedPool
-from baton.planner.tradeoffs import closed_form_tradeoffs, pareto_front, simulated_tradeoffs
+from baton.planner.tradeoffs import (
+    Drafting,
+    closed_form_tradeoffs,
+    pareto_front,
+    simulated_tradeoffs,
+    speculation_of,
+)
 from baton.simulator.workloads.arrivals import UserLoad
-from tests.planner.shapes import GPU, evenly_spaced, instance, question, shapes
+from tests.planner.shapes import GPU, TIMING, evenly_spaced, instance, question, shapes
+from tests.simulator.v1_cores import LinearStepTiming
 
 MIX = MeanRequest(prompt_tokens=600, output_tokens=50)
 ASKED = question(evenly_spaced(10.0, 600, 50))
@@ -321,6 +329,65 @@ def test_only_rates_that_were_carried_are_traded() -> None:
     one = candidate(FleetKind.COLOCATED, 10.0, over=trial(12.0, holds=False))
 
     assert [trade.tokens_per_s_per_gpu for trade in simulated_tradeoffs([one])] == [500.0]
+
+
+# ------------------------------------------------------------------- speculative decoding
+
+
+def speculation(timing: LinearStepTiming, drafting: Drafting, rate: float = 10.0) -> Speculation:
+    one = candidate(FleetKind.COLOCATED, rate)
+    pool = one.fleet.pools[0]
+    changed = replace(pool, engine_shape=instance(timing=timing))
+    return speculation_of(replace(one, fleet=replace(one.fleet, pools=(changed,))), MIX, drafting)
+
+
+FREE = LinearStepTiming(
+    per_step_s=0.01, per_prefill_token_s=0.0, per_decode_s=0.0, per_context_token_s=0.0
+)
+"""Steps that take the same time, however many tokens they compute."""
+DRAFTS = Drafting(acceptance=0.5, drafted=3, draft_cost=0.1)
+
+
+def test_where_tokens_of_a_step_are_free_the_gain_is_the_closed_form() -> None:
+    found = speculation(FREE, DRAFTS)
+
+    assert found.expected_tokens == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert [point.gain for point in found.points] == pytest.approx([1.875 / 1.3] * 5)
+    assert found.break_even_streams is None
+    gains = {drafted: speedup(0.5, drafted, draft_cost=0.1) for drafted in range(8)}
+    assert found.best_drafted == max(gains, key=gains.__getitem__)
+
+
+def test_the_gain_turns_negative_where_a_step_is_bound_by_its_tokens() -> None:
+    found = speculation(TIMING, DRAFTS)
+    # 8 ms, 62 us for a stream, 50 us for each of 3 drafted tokens: 1.875 tokens cost
+    # 1 + 0.3 + 0.15 b / (8 + 0.0625 b) steps, which is more from 40.3 streams on
+    assert found.break_even_streams == 41
+    by_streams = {point.streams: point.gain for point in found.points}
+    assert by_streams[1] > 1.4
+    assert by_streams[256] < 1
+    assert all((point.gain > 1) is (point.streams < 41) for point in found.points)
+
+
+def test_the_load_of_a_plan_is_in_the_answer() -> None:
+    # 10 requests/s of 50 tokens, 20 ms each: 10 streams; 100 requests/s: 100
+    few, many = (speculation(TIMING, DRAFTS, rate) for rate in (10.0, 100.0))
+
+    assert (few.at_load.streams, many.at_load.streams) == (10, 100)
+    assert few.at_load.gain > 1 > many.at_load.gain
+    # 3 drafted tokens are too many for 100 streams: 1 gives 1.5 tokens for 1.45 steps
+    assert few.best_drafted > many.best_drafted == 1
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "drafted", "cost"),
+    [(0.0, 3, 0.1), (1.0, 3, 0.1), (1.1, 3, 0.1), (0.5, 0, 0.1), (0.5, 17, 0.1), (0.5, 3, -0.1)],
+)
+def test_a_draft_that_there_cannot_be_is_refused(
+    acceptance: float, drafted: int, cost: float
+) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        Drafting(acceptance=acceptance, drafted=drafted, draft_cost=cost)
 
 
 # ------------------------------------------------------------------- what binds

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.errors import InsufficientMemory
+from baton.perf.hardware.accelerators import Dtype
 from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.model.known_models import find_shape
-from baton.planner.plan import plan, unreachable_objectives
+from baton.planner.plan import plan, plan_quantizations, unreachable_objectives
 from baton.planner.problem import AcceleratorOffer, PlanningProblem, SloClass
 from baton.planner.result import Plan, UnreachableObjective
 from baton.planner.shapes.fleets import FleetKind
@@ -123,6 +124,33 @@ def test_users_beyond_what_there_is_say_how_many_gpus_they_take() -> None:
     assert short.verdict.startswith("do not disaggregate, although no fleet is enough:")
     assert short.gpus_needed is not None
     assert short.gpus_needed > 2
+
+
+def test_narrower_types_are_planned_beside_the_question_and_none_twice() -> None:
+    asked = question(CHAT, tpot_s=0.05, gpus=None, rate_per_s=20.0)
+    found = plan_quantizations(asked)
+
+    assert [(item.weights, item.kv) for item in found] == [
+        *(("bf16", "fp8"), ("fp8", "bf16"), ("fp8", "fp8"), ("fp4", "fp8"))
+    ]
+    for item in found:
+        assert item.plan is not None
+        assert item.plan.meets_rate
+        assert (item.plan.question.weights_dtype, item.plan.question.kv_dtype) == (
+            item.weights,
+            item.kv,
+        )
+    narrow = replace(asked, weights_dtype=Dtype.FP8, kv_dtype=Dtype.FP8)
+    assert [(item.weights, item.kv) for item in plan_quantizations(narrow)] == [("fp4", "fp8")]
+
+
+def test_what_does_not_fit_even_so_is_said_to_be_so() -> None:
+    asked = question(CHAT, gpus=1)
+    tiny = replace(GPU, memory_bytes=4e9)
+    found = plan_quantizations(replace(asked, offers=(AcceleratorOffer(accelerator=tiny),)))
+
+    assert found
+    assert all(item.plan is None and item.reason for item in found)
 
 
 def test_where_only_some_prices_are_known_it_is_said_that_gpus_are_compared(most: Plan) -> None:

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from baton.domain.errors import InsufficientMemory
 from baton.domain.names.words import count_text
-from baton.perf.hardware.accelerators import DTYPE_BYTES
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
 from baton.planner.explore import Explorer, cost, first_by_kind, has_all_prices, rank_candidates
 from baton.planner.problem import PlanningProblem, SloClass, class_of
 from baton.planner.rates.closed_form import MeanRequest, decode_s, prefill_s
@@ -36,6 +36,7 @@ from baton.planner.result import (
     Candidate,
     Constraint,
     Plan,
+    Quantization,
     Tradeoff,
     UnreachableObjective,
 )
@@ -58,6 +59,13 @@ STAGE = "shapes"
 _BUSY_FRACTION = 0.6
 """Utilization from which a pool counts as busy: bursts leave little more."""
 _FULL_FRACTION = 0.85
+_QUANTIZATIONS = (
+    (Dtype.BF16, Dtype.FP8),
+    (Dtype.FP8, Dtype.BF16),
+    (Dtype.FP8, Dtype.FP8),
+    (Dtype.FP4, Dtype.FP8),
+)
+"""Types of weights and of the KV cache to compare with; each no wider than the question's."""
 
 
 def plan(
@@ -108,6 +116,34 @@ def plan(
         tradeoffs=_tradeoffs(result.candidates, catalogue, mix),
     )
     return _with_sensitivity(result, explorer, tasks, runner)
+
+
+def plan_quantizations(
+    question: PlanningProblem,
+    *,
+    parallel_map: ParallelMap = map,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> tuple[Quantization, ...]:
+    """The answers with narrower weights and KV cache than the question's, to compare with."""
+    effort = replace(question.effort, sensitivity=False)
+    present = question.weights_dtype, question.kv_dtype
+    results: dict[tuple[Dtype, Dtype], Quantization] = {}
+    for pair in _QUANTIZATIONS:
+        weights, kv = (
+            min(types, key=DTYPE_BYTES.__getitem__) for types in zip(present, pair, strict=True)
+        )
+        if (weights, kv) == present or (weights, kv) in results:
+            continue
+        changed = replace(question, weights_dtype=weights, kv_dtype=kv, effort=effort)
+        answer, reason = None, ""
+        try:
+            answer = plan(changed, parallel_map=parallel_map, on_progress=on_progress)
+        except InsufficientMemory as error:
+            reason = str(error)
+        results[weights, kv] = Quantization(
+            weights=str(weights), kv=str(kv), plan=answer, reason=reason
+        )
+    return tuple(results.values())
 
 
 def _build_plan(explorer: Explorer, candidates: Sequence[Candidate], mix: MeanRequest) -> Plan:

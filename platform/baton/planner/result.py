@@ -159,6 +159,51 @@ class UnreachableObjective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationPoint:
+    """Speculative decoding in steps of a number of streams, in closed form."""
+
+    streams: int
+    step_s: float
+    """Without it: one token for each stream."""
+    gain: float
+    """How many times faster tokens come; below 1 they come more slowly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """The effect of speculative decoding in the decoding pool of a fleet."""
+
+    acceptance: float
+    """Probability that a drafted token is accepted."""
+    drafted: int
+    """Tokens drafted for each step."""
+    draft_cost: float
+    """Time to draft one token, in steps that decode one token."""
+    expected_tokens: float
+    """Tokens of a step for each stream."""
+    pool: str
+    points: tuple[SpeculationPoint, ...]
+    at_load: SpeculationPoint
+    """With the streams of one replica at the fleet's rate."""
+    break_even_streams: int | None
+    """From this number of streams on it is no gain; None if it is one with `max_num_seqs`."""
+    best_drafted: int
+    """Number of drafted tokens with the greatest gain at load; 0 where none is a gain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """The plan with other types of weights or KV cache."""
+
+    weights: str
+    kv: str
+    plan: Plan | None
+    """None if it cannot be planned."""
+    reason: str = ""
+    """Why it cannot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """The required load as a rate."""
 

@@ -42,6 +42,15 @@ _CLASS = typer.Option(
     metavar="NAME:KEY=VALUE,...",
     help="A class of requests with objectives of its own, as batch:ttft=10s,attainment=0.8.",
 )
+_SPECULATE = typer.Option(
+    "--speculate",
+    metavar="ACCEPTANCE:TOKENS",
+    help="Gain of speculative decoding by this acceptance rate and number of drafted tokens, as"
+    " 0.7:3; with the cost of a drafted token in steps, as 0.7:3:0.05. [default cost: one layer]",
+)
+_QUANTIZATIONS = typer.Option(
+    "--quantizations", help="Plan with narrower weights and KV cache, too: a row each."
+)
 _REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or plots (.png).")
 _WRITE = typer.Option("--write", metavar="FILE", help="Write a configuration for 'baton up'.")
 
@@ -82,6 +91,8 @@ def plan(  # noqa: PLR0913 - each is an option
     tp: Annotated[str, typer.Option(help="Tensor parallel sizes to try.")] = "1,2,4,8",
     pp: Annotated[str, typer.Option(help="Pipeline parallel sizes to try.")] = "1",
     calibration: CalibrationFiles = None,
+    speculate: Annotated[str | None, _SPECULATE] = None,
+    quantizations: Annotated[bool, _QUANTIZATIONS] = False,
     max_num_seqs: Annotated[
         int, typer.Option("--max-num-seqs", min=1, help="Limit of streams of a replica.")
     ] = 512,
@@ -113,7 +124,11 @@ def plan(  # noqa: PLR0913 - each is an option
         raise typer.BadParameter("give --rate or --users, --gpus, or both", param_hint="--rate")
     if price and len(price) != len(gpu):
         raise typer.BadParameter("give one for each --gpu, or none", param_hint="--price")
-    from baton.cli.model.planning import PlanArgs, slo_classes  # here: keeps --help fast
+    from baton.cli.model.planning import (  # here: keeps --help fast
+        PlanArgs,
+        parse_speculation,
+        slo_classes,
+    )
 
     args = PlanArgs(
         model=model,
@@ -136,6 +151,8 @@ def plan(  # noqa: PLR0913 - each is an option
         tensor=_parse_sizes(tp, "--tp"),
         pipeline=_parse_sizes(pp, "--pp"),
         calibration=tuple(calibration or ()),
+        speculate=None if speculate is None else parse_speculation(speculate),
+        quantizations=quantizations,
         max_num_seqs=max_num_seqs,
         quick=quick,
         processes=processes,

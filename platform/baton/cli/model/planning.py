@@ -21,7 +21,9 @@ from baton.cli.model.planning_text import (
     candidate_rows,
     error_facts,
     facts,
+    quantization_rows,
     sensitivity_rows,
+    speculation_rows,
 )
 from baton.cli.options import parse_seconds
 from baton.cli.traces import TraceUnusable, load_trace, make_workload
@@ -39,10 +41,15 @@ from baton.planner.problem import (
     SearchSpace,
     SloClass,
 )
-from baton.planner.result import Plan
+from baton.planner.result import Plan, Speculation
 from baton.planner.result import Tradeoff as PlannedTrade
 from baton.planner.simulation_runner import ParallelMap, Progress
-from baton.planner.tradeoffs import pareto_front
+from baton.planner.tradeoffs import (
+    Drafting,
+    default_draft_cost,
+    pareto_front,
+    speculation_of,
+)
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.arrivals import TimeUnit, UserLoad
 from baton.simulator.workloads.formats import ReadOptions
@@ -56,6 +63,36 @@ _SAMPLED_REQUESTS = 200_000
 """Requests of a rate series, from which runs of some hundred are drawn."""
 _STAGES = {plan.STAGE: (0.0, 0.25), explore.STAGE: (0.25, 0.55), sensitivity.STAGE: (0.8, 0.2)}
 """Start and share of each stage in the whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculateArgs:
+    """How tokens are drafted; without a cost, by one layer of the model."""
+
+    acceptance: float
+    drafted: int
+    draft_cost: float | None = None
+
+
+def parse_speculation(text: str) -> SpeculateArgs:
+    """`0.7:3`, or `0.7:3:0.05` with the cost of a drafted token.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    acceptance, drafted, cost_text = [*text.split(":", 2), "", ""][:3]
+    try:
+        cost = float(cost_text) if text.count(":") > 1 else None
+        args = SpeculateArgs(acceptance=float(acceptance), drafted=int(drafted), draft_cost=cost)
+        # Checked now: a plan takes minutes.
+        Drafting(acceptance=args.acceptance, drafted=args.drafted, draft_cost=cost or 0.0)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"got {text!r}, expected an acceptance rate and a number of tokens, as 0.7:3, and"
+            f" perhaps a cost in steps, as 0.7:3:0.05: {error}",
+            param_hint="--speculate",
+        ) from error
+    return args
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +114,8 @@ class PlanArgs:
     tensor: tuple[int, ...]
     pipeline: tuple[int, ...]
     calibration: tuple[Path, ...]
+    speculate: SpeculateArgs | None
+    quantizations: bool
     max_num_seqs: int
     quick: bool
     processes: int
@@ -169,11 +208,28 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
         best_plan = plan.plan(
             question, parallel_map=run_all, on_progress=lambda at: on_progress(_fraction(at))
         )
+        quantizations = (
+            plan.plan_quantizations(question, parallel_map=run_all) if args.quantizations else ()
+        )
     return PlanResult(
         plan=best_plan,
         stored_dtype=stored.published,
         time_errors=_time_errors(best_plan, calibration),
+        speculation=_speculation(args, best_plan),
+        quantizations=quantizations,
     )
+
+
+def _speculation(args: PlanArgs, best_plan: Plan) -> Speculation | None:
+    if args.speculate is None or best_plan.best is None:
+        return None
+    cost = args.speculate.draft_cost
+    drafting = Drafting(
+        acceptance=args.speculate.acceptance,
+        drafted=args.speculate.drafted,
+        draft_cost=default_draft_cost(best_plan.question.model.layers) if cost is None else cost,
+    )
+    return speculation_of(best_plan.best, best_plan.mix, drafting)
 
 
 def _time_errors(best_plan: Plan, calibration: LoadedCalibration | None) -> dict[str, TimeErrors]:
@@ -308,6 +364,11 @@ def study_of(result: PlanResult, *, command: str) -> Study:
             _table(title, rows)
             for title, rows in (
                 ("Fleets", candidate_rows(best_plan)),
+                ("Other types of weights and KV cache", quantization_rows(result)),
+                (
+                    "Speculative decoding",
+                    speculation_rows(result.speculation) if result.speculation else [],
+                ),
                 ("If the question was a fifth off", sensitivity_rows(best_plan)),
             )
             if rows

@@ -12,10 +12,13 @@ from baton.domain.names.words import count_text
 from baton.perf.fitting.error_bands import TimeErrors
 from baton.perf.hardware.accelerators import Dtype
 from baton.planner.rates.trials import LatencyQuantiles
-from baton.planner.result import Candidate, Plan, Sensitivity
+from baton.planner.result import Candidate, Plan, Quantization, Sensitivity, Speculation
 
 _SCHEMA = 1
 _MIN_SHARE = 0.01
+_ANSWERS_UNKNOWN = "what they do to answers is not modelled"
+_CHANGE = "carries"
+_QUANTIZATION_COLUMNS = ("GPUs", "requests/s", _CHANGE, "per GPU", "TTFT p90", "TPOT p90")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class PlanResult:
     stored_dtype: Dtype | None
     time_errors: Mapping[str, TimeErrors] = field(default_factory=dict)
     """By accelerator."""
+    speculation: Speculation | None = None
+    quantizations: tuple[Quantization, ...] = ()
 
 
 def error_facts(result: PlanResult) -> dict[str, str]:
@@ -97,6 +102,19 @@ def plan_lines(result: PlanResult) -> Iterator[str]:
         yield ""
         yield "if the question was a fifth off, the same fleet:"
         yield from table_lines(sensitivity_rows(plan), "  ")
+    if result.quantizations:
+        yield ""
+        precision = plan.question.effort.precision
+        yield (
+            f"with other types of weights and KV cache (simulated, rates within {precision:.0%};"
+            f" {_ANSWERS_UNKNOWN}):"
+        )
+        yield from table_lines(quantization_rows(result), "  ")
+    if result.speculation is not None:
+        yield ""
+        yield "speculative decoding (simulated, in closed form; without prompts in the steps):"
+        yield from (f"  {line}" for line in speculation_lines(result.speculation))
+        yield from table_lines(speculation_rows(result.speculation), "  ")
     if plan.rejected_shapes:
         yield ""
         yield "left out:"
@@ -220,6 +238,72 @@ def _sensitivity_row(sensitivity: Sensitivity) -> dict[str, str]:
     }
 
 
+def quantization_rows(result: PlanResult) -> list[dict[str, str]]:
+    """The plan as asked, and with narrower types, as a table."""
+    question = result.plan.question
+    asked = Quantization(
+        weights=str(question.weights_dtype), kv=str(question.kv_dtype), plan=result.plan
+    )
+    return [_quantization_row(item, result.plan) for item in (asked, *result.quantizations)]
+
+
+def _quantization_row(item: Quantization, asked: Plan) -> dict[str, str]:
+    best = None if item.plan is None else item.plan.best
+    types = {"weights": item.weights, "KV cache": item.kv}
+    if item.plan is None or best is None:
+        reason = item.reason or ("" if item.plan is None else item.plan.verdict)
+        return {**types, "fleet": f"none: {reason}"} | dict.fromkeys(_QUANTIZATION_COLUMNS, "-")
+    row = _candidate_row(best, item.plan)
+    before = asked.best
+    change = "-"
+    if before is not None and item.plan is not asked:
+        change = f"x{best.load(asked.question) / before.load(asked.question):.2f}"
+    return {**types, "fleet": row["fleet"]} | {
+        name: change if name == _CHANGE else row[name] for name in _QUANTIZATION_COLUMNS
+    }
+
+
+def speculation_lines(speculation: Speculation) -> Iterator[str]:
+    """The gain at the fleet's load, and where it turns negative."""
+    at_load, end = speculation.at_load, speculation.break_even_streams
+    yield (
+        f"{speculation.drafted} drafted tokens, of which each is accepted with a probability of"
+        f" {speculation.acceptance:g}, give {speculation.expected_tokens:.2f} tokens a step"
+    )
+    yield (
+        f"{_gain_text(at_load.gain)} with {count_text(at_load.streams, 'stream')} on a replica"
+        f" ({speculation.pool}), its load in this plan"
+    )
+    yield (
+        "with max_num_seqs streams it is a gain, too"
+        if end is None
+        else f"from {count_text(end, 'stream')} on a replica it is no gain"
+    )
+    yield (
+        "at this load, no number of drafted tokens is a gain"
+        if not speculation.best_drafted
+        else f"at this load, {count_text(speculation.best_drafted, 'drafted token')} would give the"
+        " most"
+    )
+
+
+def _gain_text(gain: float) -> str:
+    return f"{gain:.2f} times as fast" if gain >= 1 else f"{1 / gain:.2f} times as slow"
+
+
+def speculation_rows(speculation: Speculation) -> list[dict[str, str]]:
+    """The gain by streams, as a table."""
+    return [
+        {
+            "streams": str(point.streams),
+            "TPOT": duration_text(point.step_s),
+            "TPOT with it": duration_text(point.step_s / point.gain),
+            "gain": f"x{point.gain:.2f}",
+        }
+        for point in sorted({*speculation.points, speculation.at_load}, key=lambda x: x.streams)
+    ]
+
+
 def plan_json(result: PlanResult) -> dict[str, object]:
     """The answer as plain values; infinite or unknown values are null."""
     plan = result.plan
@@ -262,8 +346,22 @@ def plan_json(result: PlanResult) -> dict[str, object]:
             for unreachable_objective in plan.unreachable_objectives
         ],
         "error_bands": {name: errors.to_dict() for name, errors in result.time_errors.items()},
+        "speculation": None if result.speculation is None else asdict(result.speculation),
+        "quantizations": [_quantization_json(item) for item in result.quantizations],
         "left_out": [asdict(rejected_shape) for rejected_shape in plan.rejected_shapes],
         "runs": plan.runs,
+    }
+
+
+def _quantization_json(item: Quantization) -> dict[str, object]:
+    best = None if item.plan is None else item.plan.best
+    return {
+        "weights": item.weights,
+        "kv": item.kv,
+        "verdict": item.reason if item.plan is None else item.plan.verdict,
+        "enough": item.plan is not None and item.plan.meets_rate,
+        "gpus": None if item.plan is None else item.plan.gpus,
+        "best": None if item.plan is None or best is None else _candidate_json(best, item.plan),
     }
 
 

@@ -10,6 +10,8 @@ equation 1 (expected tokens), theorem 3.8 (improvement in wall time).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def expected_tokens(acceptance: float, drafted: int) -> float:
     """Tokens that one step yields: `(1 - a^(d + 1)) / (1 - a)`, between 1 and `drafted` + 1."""
@@ -39,16 +41,23 @@ def speedup(
     return expected_tokens(acceptance, drafted) / cost
 
 
-def best_draft_length(acceptance: float, *, draft_cost: float, max_drafted: int = 16) -> int:
+def best_draft_length(
+    acceptance: float,
+    *,
+    draft_cost: float,
+    verify_cost: Callable[[int], float] = lambda _drafted: 1.0,
+    max_drafted: int = 16,
+) -> int:
     """How many tokens to draft for the greatest speed-up; 0 when drafting does not pay.
 
-    The speed-up has one peak in the number drafted: each further token adds less than the one
-    before and costs the same.
+    `verify_cost` is that of checking this number of tokens. The speed-up has one peak in the number
+    drafted: each further token adds less than the one before, and costs no less.
     """
-    best = 0
+    best, best_gain = 0, 1.0
     for drafted in range(1, max_drafted + 1):
-        gain = speedup(acceptance, drafted, draft_cost=draft_cost)
-        if gain <= speedup(acceptance, best, draft_cost=draft_cost):
+        cost = verify_cost(drafted)
+        gain = speedup(acceptance, drafted, draft_cost=draft_cost, verify_cost=cost)
+        if gain <= best_gain:
             break
-        best = drafted
+        best, best_gain = drafted, gain
     return best
