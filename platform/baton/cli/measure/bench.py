@@ -78,7 +78,7 @@ _PREFIX = typer.Option(
 )
 _TURNS = typer.Option("--turns", help="Turns of each conversation; chat only.", min=1)
 _THINK = typer.Option(
-    "--think", metavar="DURATION", help="Pause between an answer and the next turn."
+    "--think", "--think-time", metavar="DURATION", help="Pause between an answer and the next turn."
 )
 _CLASS = typer.Option(
     "--class", metavar="NAME=WEIGHT", help="A share of requests asks for this class; repeatable."
