@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.policy.scaling.estimators.stabilization import NeedStabilizer, whole_replicas
-from baton.policy.scaling.estimators.windows import SlidingMax, SlidingSlope
+from baton.policy.scaling.estimators.windows import SampledRate, SlidingMax, SlidingSlope
 
 
 def followed(
@@ -193,3 +195,37 @@ def test_a_clock_that_went_back_restarts_the_estimate() -> None:
     for at_s in range(100, 120, 2):
         slope.push(at_s, float(at_s))
     assert slope.push(0.0, 500.0) == 0.0
+
+
+def sampled(rates: list[float], *, requests: float) -> list[float]:
+    """As a window of these requests shows each of these rates, every 30 s."""
+    track = SampledRate()
+    return [
+        track.update(number * 30.0, rate, requests=requests * rate / 100.0, squared_variation=2.0)
+        for number, rate in enumerate(rates)
+    ]
+
+
+def test_the_sampling_error_of_a_steady_rate_is_no_change() -> None:
+    rng = Random(1)
+    shown = [rng.gauss(100.0, 100.0 * (2.0 / 450) ** 0.5) for _ in range(400)]
+    found = sampled(shown, requests=450)
+    assert max(shown) > 115
+    assert max(found[40:]) < 108
+    assert fmean(found) == pytest.approx(100.0, abs=1.0)
+
+
+def test_a_rate_that_changes_by_more_than_its_error_is_followed_at_once() -> None:
+    assert sampled([100.0] * 40 + [130.0], requests=450)[-1] == 130.0
+    assert sampled([100.0] * 40 + [70.0], requests=450)[-1] == 70.0
+    assert sampled([100.0] * 40 + [103.0], requests=450)[-1] < 101.0
+    assert sampled([100.0] * 40 + [103.0], requests=50_000)[-1] == 103.0
+
+
+def test_a_steady_rise_is_followed_without_a_lag() -> None:
+    rise = [100.0 + number for number in range(200)]
+    assert sampled(rise, requests=20)[-1] == pytest.approx(rise[-1], rel=0.02)
+
+
+def test_a_rate_without_requests_is_what_is_shown() -> None:
+    assert sampled([0.0, 0.0, 5.0, 0.0], requests=0.0) == [0.0, 0.0, 5.0, 0.0]

@@ -30,7 +30,7 @@ from statistics import median
 from baton.domain.fleet import Role
 from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
 from baton.policy.scaling.estimators.stabilization import NeedStabilizer, whole_replicas
-from baton.policy.scaling.estimators.windows import SlidingSlope
+from baton.policy.scaling.estimators.windows import SampledRate, SlidingSlope
 from baton.policy.scaling.needs import objective_of
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
@@ -137,6 +137,7 @@ class SloPolicy:
     def __init__(self, options: AutoscalerOptions) -> None:
         self._options = options
         self._prompt_forecast, self._output_forecast = RateForecast(), RateForecast()
+        self._prompt_rate, self._output_rate = SampledRate(), SampledRate()
         self._burstiness = BurstinessEstimator()
         self._stabilizers = {role: self._make_stabilizer() for role in Role}
         self._corrections = {role: CapacityCorrection(options.slo.max_correction) for role in Role}
@@ -184,16 +185,27 @@ class SloPolicy:
     def _observe_demand(self, observation: Observation) -> tuple[TokenRates, TokenRates]:
         """Demand as it is, and as it may be when a replica that is started now is ready."""
         demand, at_s, horizon_s = observation.demand, observation.at_s, self._horizon_s(observation)
+        requests = demand.requests_per_s * observation.window_s
         now = TokenRates(
-            prompt_tokens_per_s=demand.prompt_tokens_per_s,
-            output_tokens_per_s=demand.output_tokens_per_s,
+            prompt_tokens_per_s=self._prompt_rate.update(
+                at_s,
+                demand.prompt_tokens_per_s,
+                requests=requests,
+                squared_variation=self._burstiness.squared_variation(),
+            ),
+            output_tokens_per_s=self._output_rate.update(
+                at_s,
+                demand.output_tokens_per_s,
+                requests=requests,
+                squared_variation=_POISSON_SQUARED_VARIATION,
+            ),
         )
         self._prompt_forecast.observe(at_s, now.prompt_tokens_per_s, horizon_s=horizon_s)
         self._output_forecast.observe(at_s, now.output_tokens_per_s, horizon_s=horizon_s)
         self._burstiness.observe(
             at_s,
             window_s=observation.window_s,
-            rate=now.prompt_tokens_per_s,
+            rate=demand.prompt_tokens_per_s,
             mean_tokens=demand.mean_uncached_tokens,
         )
         quantile = self._options.slo.quantile

@@ -7,7 +7,7 @@ import math
 from baton.policy.scaling.estimators.windows import SlidingMax
 
 _ROUNDING = 1e-6
-_MAX_HEADROOM_REPLICAS = 0.5
+_MAX_HEADROOM_REPLICAS = 0.6
 """Replicas: enough that a need which wavers about a whole number does not stop and start one."""
 
 

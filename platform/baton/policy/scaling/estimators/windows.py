@@ -1,10 +1,16 @@
-"""Recent values: their greatest, and how fast they rise."""
+"""Recent values: their greatest, how fast they rise, and rates without their sampling error."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import linear_regression
 
+_MEAN_RATE_S = 240.0
+"""Over which a rate is averaged: some windows of half a minute, found by trying on the mixes of
+`make bench-slo`."""
+_CONTROL_LIMIT = 3.0
+"""Standard errors."""
 _MIN_POINTS = 3
 """Two alone would say that any wavering is a trend."""
 
@@ -59,3 +65,49 @@ class SlidingSlope:
         if len(values) < _MIN_POINTS or values[0][0] > oldest_s:
             return 0.0
         return linear_regression(*zip(*values, strict=True)).slope
+
+
+class SampledRate:
+    """A rate of tokens, as a window of requests shows it, without the window's sampling error.
+
+    Theory of operation. A window in which n requests are expected shows its rate with a relative
+    standard error of sqrt((ca^2 + cs^2) / n), although the rate itself stays. Within three of those
+    errors of the mean of the last minutes, the rate is that mean. A window farther from it shows a
+    change, and counts in full. So a rate of few requests is steady, and a rate of many is followed
+    closely. Needs contain a margin for the tail. They would have it twice otherwise, for the
+    maximum of noisy windows is above their mean.
+
+    The mean is smoothed twice, so that it does not lag behind a steady rise.
+
+    Source: double exponential smoothing (R. Brown, Smoothing, Forecasting and Prediction, 1963);
+    control limits of three standard errors (W. Shewhart, Economic Control of Quality,
+    1931); the variance of a compound renewal process (D. Cox, Renewal Theory, 1962).
+    """
+
+    def __init__(self) -> None:
+        self._at_s: float | None = None
+        self._smoothed = self._smoothed_twice = 0.0
+
+    def update(
+        self, at_s: float, rate: float, *, requests: float, squared_variation: float
+    ) -> float:
+        """Take in the rate of a window; the rate to plan with.
+
+        Args:
+            at_s: When the window ends.
+            rate: Tokens a second over it.
+            requests: In the window.
+            squared_variation: ca^2 + cs^2 of arrivals and of tokens per request.
+        """
+        if self._at_s is None or at_s < self._at_s:
+            self._smoothed = self._smoothed_twice = rate
+        else:
+            weight = -math.expm1((self._at_s - at_s) / _MEAN_RATE_S)
+            self._smoothed += (rate - self._smoothed) * weight
+            self._smoothed_twice += (self._smoothed - self._smoothed_twice) * weight
+        self._at_s = at_s
+        mean = 2.0 * self._smoothed - self._smoothed_twice
+        if requests <= 0 or min(rate, mean) <= 0:
+            return rate
+        error = math.sqrt(squared_variation * rate / requests * mean)
+        return rate if abs(rate - mean) > _CONTROL_LIMIT * error else mean
