@@ -16,7 +16,9 @@ What is assumed, and what that leaves out:
   comes near capacity (Source: Kingman 1961; Harrison, *Brownian Motion*, ch. 1). That replicas have
   queues of their own, and prompts come whole, costs a part of capacity: `usable_fraction`.
 - *Streams* share their replicas' steps. A step takes time linear in the streams of a replica; the
-  most that meet the TPOT objective is what a replica takes. Contexts are of mean length.
+  most that meet the TPOT objective is what a replica takes. Contexts are of mean length. Streams
+  end at the rate of the end of the fluid's step, so that it may be longer than a stream lives.
+- *Lengths* drift with the series, and capacities with them, where the caller gives them by time.
 - Pools are walls but for flips: no prompt is deflected to a decode replica. Nothing is cached.
 - Admitted requests meet their objectives. So attainment is the share that is admitted.
 
@@ -28,7 +30,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,7 +38,7 @@ from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.simulator.fleet.scaling_log import Scaler, ScalingRecorder, ScalingReport
 from baton.simulator.workloads.rate_series import RateWindow, duration_s
-from benchmarks._fluid_pools import FluidFleet, FluidPool, Inflow
+from benchmarks._fluid_pools import FluidCapacity, FluidFleet, FluidPool, Inflow
 from benchmarks._fluid_watch import FluidWatch
 
 
@@ -98,7 +100,7 @@ def inflows(
     steps = int(duration_s(windows) / step_s)
     return [
         _inflow(rate, options, rng, scale * step_s)
-        for rate in _rates(windows, [(number + 0.5) * step_s for number in range(steps)])
+        for rate in rates_at(windows, [(number + 0.5) * step_s for number in range(steps)])
     ]
 
 
@@ -107,12 +109,22 @@ def flow(
     pools: Sequence[FluidPool],
     scaler: Scaler | None,
     options: FluidOptions,
+    *,
+    capacity_at: Callable[[float], FluidCapacity] | None = None,
 ) -> FluidRun:
-    """Let it all flow through; without a scaler the pools stay as they are."""
-    return _Flow(pools, scaler, options).run(arriving)
+    """Let it all flow through; without a scaler the pools stay as they are.
+
+    Args:
+        arriving: In each step.
+        pools: With the capacities that stay where `capacity_at` is None.
+        scaler: Ticks at the options' interval.
+        options: Of the fluid.
+        capacity_at: Of a replica for the requests of a time; asked before each tick.
+    """
+    return _Flow(pools, scaler, options, capacity_at).run(arriving)
 
 
-def _rates(windows: Sequence[RateWindow], times_s: Sequence[float]) -> Iterator[RateWindow]:
+def rates_at(windows: Sequence[RateWindow], times_s: Sequence[float]) -> Iterator[RateWindow]:
     """The series at these times since its beginning: straight lines between middles of windows."""
     first_s, whole_s = windows[0].from_s, duration_s(windows)
     ends = [*(window.from_s for window in windows[1:]), first_s + whole_s]
@@ -148,9 +160,14 @@ class _Flow:
     """One run."""
 
     def __init__(
-        self, pools: Sequence[FluidPool], scaler: Scaler | None, options: FluidOptions
+        self,
+        pools: Sequence[FluidPool],
+        scaler: Scaler | None,
+        options: FluidOptions,
+        capacity_at: Callable[[float], FluidCapacity] | None,
     ) -> None:
         self._options = options
+        self._capacity_at = capacity_at
         self._scaler = scaler
         self._scaling = ScalingRecorder()
         self._fleet = FluidFleet(pools, usable_fraction=options.usable_fraction)
@@ -171,8 +188,11 @@ class _Flow:
         longest_s = kept_s - options.overhead_s
         for number, inflow in enumerate(arriving):
             now_s = number * step_s
-            if self._scaler is not None and number and not number % tick_every:
-                self._tick(self._scaler, now_s)
+            if not number % tick_every:
+                if self._capacity_at is not None:
+                    fleet.set_capacity(self._capacity_at(now_s))
+                if self._scaler is not None and number:
+                    self._tick(self._scaler, now_s)
             fleet.advance(now_s)
             good = fleet.serve(inflow, step_s, longest_s)
             self._arrived += inflow.requests

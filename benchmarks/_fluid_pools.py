@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
 from baton.domain.fleet import Role
@@ -16,6 +17,15 @@ class Inflow(NamedTuple):
     requests: float
     prompt_tokens: float
     output_tokens: float
+
+
+class FluidCapacity(NamedTuple):
+    """What one replica can do, for requests of such lengths; as the fields of `FluidPool`."""
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    max_streams: float
+    least_step_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +160,13 @@ class FluidFleet:
         if after < before:  # a replica that leaves or changes its role finishes its work first
             self.streams *= after / before
 
+    def set_capacity(self, capacity: FluidCapacity) -> None:
+        """Requests of other lengths arrive: what a replica, of whichever pool, can do for them."""
+        values = capacity._asdict()
+        for member in self._members.values():
+            member.plan = replace(member.plan, **values)
+        self._strengthen()
+
     def advance(self, now_s: float) -> None:
         """Replicas that are ready by now serve; those that have drained are gone."""
         if now_s < self._next_s:
@@ -224,11 +241,7 @@ class FluidFleet:
         if requests > 0:
             weight = min(1.0, requests / (requests + self.streams))
             self._output_tokens += weight * (outputs / requests - self._output_tokens)
-        ending = min(self.streams, self._generated(most, full_per_s) * step_s / self._output_tokens)
-        space = most - self.streams + ending
-        if requests * share > space:
-            share = max(0.0, space) / requests
-        self.streams += requests * share - ending
+        share *= self._admit_streams(requests * share, most, full_per_s, step_s)
         before = self.queued_tokens
         after = before + prompts * share - computed
         self.prefill_busy = min(1.0, (before + prompts * share) / computed) if computed else 1.0
@@ -237,14 +250,30 @@ class FluidFleet:
         self.stream_share = self.streams / most if most else 1.0
         return requests * share
 
-    def _generated(self, most: float, full_per_s: float) -> float:
-        """Tokens a second of the streams that run: a step is linear in the streams of a replica."""
-        if not self.streams or not most:
-            self.step_s = self._strength.least_step_s
-            return 0.0 if not most else self.streams / self.step_s
-        least_s, full_s = self._strength.least_step_s, most / full_per_s
-        self.step_s = least_s + (full_s - least_s) * min(1.0, self.streams / most)
-        return self.streams / self.step_s
+    def _admit_streams(
+        self, arriving: float, most: float, full_per_s: float, step_s: float
+    ) -> float:
+        """The share of arriving streams that find room, of at most `most`, within a step.
+
+        Streams end while others arrive: those at the end of the step are what was there, and came,
+        less those that ended at the rate of the end. So a step may be longer than a stream lives.
+        """
+        least_s = self._strength.least_step_s
+        if not most or not full_per_s:
+            self.step_s = least_s
+            return 0.0
+        slope_s = max(0.0, most / full_per_s - least_s) / most
+        per_stream_s = step_s / self._output_tokens
+        after = _streams_after(self.streams + arriving, least_s, slope_s, per_stream_s)
+        admitted = 1.0
+        if after > most and arriving > 0:
+            ended = most * per_stream_s / (least_s + slope_s * most)
+            admitted = min(1.0, max(0.0, most - self.streams + ended) / arriving)
+            total = self.streams + arriving * admitted
+            after = _streams_after(total, least_s, slope_s, per_stream_s)
+        self.streams = after
+        self.step_s = least_s + slope_s * min(after, most)
+        return admitted
 
     def _prompt_share(self, inflow: Inflow, step_s: float) -> float:
         """Of mixed replicas' time: so that prompts and streams are equally near their limits."""
@@ -258,3 +287,15 @@ class FluidFleet:
             return 0.5
         share = (prompts * (others + 1) - streams * apart) / (prompts + streams)
         return min(1.0, max(0.0, share))
+
+
+def _streams_after(total: float, least_s: float, slope_s: float, per_stream_s: float) -> float:
+    """The positive s with s + per_stream_s * s / (least_s + slope_s * s) = total.
+
+    An engine's step takes `least_s + slope_s * s`; in each, a stream generates one token.
+    """
+    linear = least_s + per_stream_s - total * slope_s
+    root = math.sqrt(linear * linear + 4.0 * slope_s * total * least_s)
+    if linear > 0:
+        return 2.0 * total * least_s / (linear + root)
+    return (root - linear) / (2.0 * slope_s)

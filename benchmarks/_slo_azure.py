@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.scaling.observation import Demand
 from baton.policy.scaling.options import PoolBounds
-from baton.simulator.fleet.plans import PoolPlan, Scenario
+from baton.simulator.fleet.plans import UNBOUNDED_LIMITS, PoolPlan, Scenario
 from baton.simulator.scenario import SimulationResult, simulate
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads import csv_traces as azure
@@ -79,6 +80,7 @@ def scenario(
         ),
         placer=lambda: PredictedPlacer(options),
         rules=ServiceRules(slos=SloClasses(classes={"default": slo})),
+        limits=replace(UNBOUNDED_LIMITS, max_pulls=engines[DECODE].max_pulls),
         autoscaler=autoscaler,
         scaling_interval_s=INTERVAL_S,
     )

@@ -11,6 +11,7 @@ from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.perf.capacity.capacity import (
+    Pulls,
     max_decode_streams,
     prefill_tokens_per_s,
     required_decode_replicas,
@@ -23,11 +24,10 @@ from baton.perf.model.memory import fit
 from baton.perf.steps.modelled import ModelledTiming
 from baton.perf.steps.roofline import Roofline
 from baton.policy.scaling.catalogue import make_scaling_policy
-from baton.policy.scaling.desired import ScalingPolicy
 from baton.policy.scaling.observation import Demand
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
 from baton.simulator.v1.settings import V1Settings
-from benchmarks._fluid_pools import FluidPool
+from benchmarks._fluid_pools import FluidCapacity, FluidPool
 from benchmarks._oracle import Oracle
 
 GPUS = 4
@@ -51,6 +51,13 @@ class ReplicaCapacity:
     streams: float
     min_step_s: float
     mean_prompt_tokens: float
+
+    @property
+    def fluid(self) -> FluidCapacity:
+        """The same of a replica of a fluid."""
+        return FluidCapacity(
+            self.prefill_tokens_per_s, self.decode_tokens_per_s, self.streams, self.min_step_s
+        )
 
 
 def engine_settings(
@@ -90,10 +97,17 @@ def replica_capacity(
         context_tokens=context_tokens,
         max_running=settings.max_running_requests,
         kv_tokens=settings.kv_blocks * settings.block_size_tokens,
+        pulls=Pulls(at_once=settings.max_pulls, output_tokens=output_tokens),
     )
     step_s = timing.step_s(running=streams, context_tokens=round(streams * context_tokens))
     return ReplicaCapacity(
-        prefill_tokens_per_s=prefill_tokens_per_s(timing, mean_uncached_tokens=prompt_tokens),
+        prefill_tokens_per_s=prefill_tokens_per_s(
+            timing,
+            mean_uncached_tokens=prompt_tokens,
+            max_batched_tokens=settings.max_batched_tokens,
+            max_running=settings.max_running_requests,
+            ttft_s=slo.ttft_s,
+        ),
         decode_tokens_per_s=streams / step_s,
         streams=streams,
         min_step_s=timing.step_s(running=1, context_tokens=round(context_tokens)),
@@ -141,19 +155,16 @@ class ScalingVariant:
         *,
         interval_s: float,
         every_s: float,
+        capacity_at: Callable[[float], FluidCapacity] | None = None,
     ) -> Autoscaler:
-        """A new one; the oracle looks at the future at this interval."""
+        """A new one; the oracle looks at the future, and its capacities, at this interval."""
         options = AutoscalerOptions(interval_s=interval_s, bounds=bounds)
         if self.rule != ScalingRule.SLO:
             options = replace(options, scale_up=_UNLIMITED_STEPS, scale_down=_UNLIMITED_STEPS)
-        return Autoscaler(self._policy(options, foresight, every_s), options)
-
-    def _policy(
-        self, options: AutoscalerOptions, foresight: Foresight, every_s: float
-    ) -> ScalingPolicy:
         if self.rule is None:
-            return Oracle(options, foresight, every_s=every_s)
-        return make_scaling_policy(self.rule, options)
+            oracle = Oracle(options, foresight, capacity=capacity_at, every_s=every_s)
+            return Autoscaler(oracle, options)
+        return Autoscaler(make_scaling_policy(self.rule, options), options)
 
 
 VARIANTS = {
@@ -198,10 +209,7 @@ def fluid_pools(
             name=pool,
             role=role,
             replicas=initial_replicas[pool],
-            prefill_tokens_per_s=capacity.prefill_tokens_per_s,
-            decode_tokens_per_s=capacity.decode_tokens_per_s,
-            max_streams=capacity.streams,
-            least_step_s=capacity.min_step_s,
+            **capacity.fluid._asdict(),
             cold_start_s=cold_start_s,
             drain_s=drain_s[pool],
             gpus_per_replica=GPUS,

@@ -9,9 +9,13 @@ Parts, each of which may be run by itself (`--part`, repeatable; others' last re
 - `azure_code_fluid`: the same as a fluid, in seconds;
 - `m_mid`, `azure_conversation_fluid`: likewise, of a fortnight and an hour that were not used
   while the policy was made;
+- `mixes`: three days of m-large's rates with short and long prompts and outputs, and with lengths
+  that drift from short to long and back each day; cold starts of 30 and 300 s;
 - `moving_mix`: code, then conversation, then reasoning on a fixed number of GPUs;
 - `overload`: twice the load that can be served;
 - `check`: the same stretch of m-large through the fluid and through the detailed simulator.
+
+A part in which the oracle attains too little ends with an error: it compares nothing.
 
 Prints one JSON object as the last line of stdout and writes it, with every row, to
 `benchmarks/results/slo.json`. Progress goes to stderr.
@@ -33,7 +37,7 @@ from benchmarks import _slo_azure, _slo_azure_fluid, _slo_check, _slo_mix, _slo_
 from benchmarks._provenance import provenance
 from benchmarks._slo_fleets import COLD_STARTS_S, VARIANTS, print_progress
 from benchmarks._slo_overload import compute_metrics
-from benchmarks._slo_table import headline, table
+from benchmarks._slo_table import check_oracle, headline, table
 from benchmarks._statistics import round_floats
 
 RESULTS = Path(__file__).parent / "results" / "slo.json"
@@ -93,6 +97,11 @@ _SCALING_PARTS: Mapping[str, tuple[MetricsFunction, Path]] = {
     "m_mid": (_slo_servegen.compute_metrics, _slo_servegen.M_MID),
     "azure_conversation_fluid": (_slo_azure_fluid.compute_metrics, _slo_azure.CONVERSATION_TRACE),
 }
+_MIX_COLD_STARTS_S = (30.0, 300.0)
+_MIN_ORACLE = 0.99
+_BURSTS = frozenset({"azure_code_fluid", "azure_code"})
+_MIN_BURST = 0.9
+"""Of an oracle that plans for `BURST_SLO`: bursts are shorter than its foresight."""
 _TUNED_ON = ("m_large", "azure_code_fluid", "azure_code")
 """The others were first run when the policy was done."""
 
@@ -104,16 +113,36 @@ def _run_scaling_part(load: str, options: argparse.Namespace) -> dict[str, objec
         names=options.policy or tuple(VARIANTS),
         cold_starts_s=options.cold_start or COLD_STARTS_S,
     )
+    check_oracle(rows, load, min_attainment=_MIN_BURST if load in _BURSTS else _MIN_ORACLE)
     return {**headline(rows, load), "rows": rows}
+
+
+def _compare_length_mixes(options: argparse.Namespace) -> dict[str, object]:
+    """Every policy on every mix of lengths."""
+    windows = _slo_servegen.read_windows(options.data / _slo_servegen.M_LARGE)
+    metrics: dict[str, object] = {}
+    all_rows: list[Mapping[str, float | str]] = []
+    for mix, series in _slo_servegen.length_mixes(windows).items():
+        print_progress(f"{mix} ...")
+        rows = table(
+            partial(_slo_servegen.series_metrics, series),
+            names=options.policy or tuple(VARIANTS),
+            cold_starts_s=options.cold_start or _MIX_COLD_STARTS_S,
+        )
+        check_oracle(rows, mix, min_attainment=_MIN_ORACLE)
+        metrics |= headline(rows, mix)
+        all_rows += [{"mix": mix, **row} for row in rows]
+    return {**metrics, "rows": all_rows}
 
 
 PARTS: Mapping[str, Part] = {
     **{load: partial(_run_scaling_part, load) for load in _SCALING_PARTS},
+    "mixes": _compare_length_mixes,
     "moving_mix": lambda _: _slo_mix.compare_mix(),
     "overload": lambda _: dict(compute_metrics()),
     "check": lambda options: _slo_check.compare(options.data),
 }
-_NEEDS_DATA = frozenset({*_SCALING_PARTS, "check"})
+_NEEDS_DATA = frozenset({*_SCALING_PARTS, "mixes", "check"})
 
 
 def _options() -> argparse.Namespace:

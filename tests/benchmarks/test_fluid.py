@@ -23,7 +23,7 @@ from baton.policy.scaling.actions import (
 from baton.policy.scaling.observation import Observation
 from baton.simulator.workloads.rate_series import RateWindow
 from benchmarks._fluid import FluidOptions, FluidRun, flow, inflows
-from benchmarks._fluid_pools import FluidPool, Inflow
+from benchmarks._fluid_pools import FluidCapacity, FluidPool, Inflow
 
 OPTIONS = FluidOptions(
     step_s=1.0,
@@ -97,9 +97,32 @@ def test_streams_are_bounded_by_the_slots_of_replicas() -> None:
     long = even(300, 20, prompt=1.0, output=100.0)
     assert flow(long, pools(1, 1), None, EXACT).attainment == pytest.approx(0.5, abs=0.05)
     assert flow(long, pools(1, 3), None, EXACT).attainment == 1.0
-    # Who ends makes room for others in the same step.
-    short = even(100, 150, prompt=1.0, output=1.0)
-    assert flow(short, pools(1, 1), None, EXACT).attainment == pytest.approx(2 / 3, abs=0.02)
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.5, 4.0])
+def test_streams_that_live_shorter_than_a_step_are_bounded_by_what_is_generated(
+    step_s: float,
+) -> None:
+    # 100 streams generate 1,000 tokens a second: 500 requests/s of 2 tokens, each within 0.2 s.
+    def attained(requests_per_s: float) -> float:
+        short = even(round(80 / step_s), requests_per_s * step_s, prompt=1.0, output=2.0)
+        options = replace(EXACT, step_s=step_s)
+        return flow(short, pools(1, 1), None, options).attainment
+
+    assert attained(450) == pytest.approx(1.0)
+    assert attained(1000) == pytest.approx(0.5, abs=0.02)
+
+
+def test_capacities_follow_the_lengths_of_requests() -> None:
+    def capacity_at(at_s: float) -> FluidCapacity:
+        return FluidCapacity(1000.0 if at_s < 50 else 500.0, 1000.0, 100.0, 0.02)
+
+    scaler = Scripted()
+    made = flow(even(100, 10), pools(1, 1), scaler, EXACT, capacity_at=capacity_at)
+    seen = [observation.pools["prefill"].prefill_tokens_per_s for observation in scaler.seen]
+    assert seen[:20] == [1000.0] * 20
+    assert seen[30:] == [500.0] * len(seen[30:])
+    assert made.attainment == pytest.approx(0.76, abs=0.01)  # half of the second half
 
 
 def test_streams_go_the_faster_the_fewer_there_are() -> None:

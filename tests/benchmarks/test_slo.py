@@ -15,7 +15,7 @@ from baton.simulator.workloads.rate_series import RateWindow
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from benchmarks import _slo_azure, _slo_check, _slo_mix, _slo_overload, _slo_servegen, slo
 from benchmarks._slo_fleets import SERVER_SLO, ReplicaCapacity, needed_replicas, pool_bounds
-from benchmarks._slo_table import headline, scaling_metrics, table
+from benchmarks._slo_table import check_oracle, headline, scaling_metrics, table
 
 STRENGTH = ReplicaCapacity(
     prefill_tokens_per_s=10_000.0,
@@ -104,10 +104,59 @@ def test_demand_in_bins_is_per_second_and_nothing_is_lost() -> None:
     assert _slo_azure.mean_lengths(Trace(name="t", requests=requests)) == (150.0, 15.0)
 
 
-def test_lengths_of_a_series_are_weighted_by_its_rates() -> None:
-    windows = [RateWindow(0.0, 10.0, 100.0, 50.0), RateWindow(600.0, 30.0, 200.0, 10.0)]
-    assert _slo_servegen.mean_lengths(windows) == (175.0, 20.0)
-    assert _slo_servegen.peak_demand(windows).prompt_tokens_per_s == 6000.0
+def test_the_peak_of_a_series_is_what_its_most_demanding_windows_need() -> None:
+    prompts, outputs = RateWindow(0.0, 90.0, 2000.0, 10.0), RateWindow(600.0, 30.0, 200.0, 1500.0)
+    peak = _slo_servegen.replicas_for_peak([prompts, outputs])
+    assert peak["prefill"] == _slo_servegen.replicas_for_peak([prompts])["prefill"] >= 5
+    assert peak["decode"] == _slo_servegen.replicas_for_peak([outputs])["decode"] >= 5
+
+
+def day(rate_per_s: float = 10.0) -> list[RateWindow]:
+    return [
+        RateWindow(600.0 * number, rate_per_s * (1 + number % 2), 100.0 + number % 3, 50.0)
+        for number in range(144)
+    ]
+
+
+def test_mixes_have_their_mean_rates_and_lengths_and_vary_as_the_series_does() -> None:
+    mixes = _slo_servegen.length_mixes(day())
+    assert len(mixes) == 5
+    for name, mix in _slo_servegen.LENGTH_MIXES.items():
+        windows = mixes[name]
+        requests = sum(window.rate_per_s for window in windows)
+        prompts = sum(window.rate_per_s * window.mean_prompt_tokens for window in windows)
+        assert requests / len(windows) == pytest.approx(mix.rate_per_s)
+        assert prompts / requests == pytest.approx(mix.prompt_tokens)
+        assert windows[1].rate_per_s == pytest.approx(2 * windows[0].rate_per_s)
+
+
+def test_the_drifting_mix_goes_from_short_to_long_and_back_each_day() -> None:
+    drifting = _slo_servegen.length_mixes(day())["drifting"]
+    midnight, six, noon = drifting[0], drifting[36], drifting[72]
+    assert noon.mean_output_tokens == pytest.approx(75 * midnight.mean_output_tokens, rel=0.05)
+    assert six.mean_output_tokens == pytest.approx(75**0.5 * midnight.mean_output_tokens, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["short_short", "long_long"])
+def test_who_knows_the_demand_of_a_mix_serves_it(name: str) -> None:
+    windows = _slo_servegen.length_mixes(day())[name][:18]
+    assert _slo_servegen.series_metrics(windows, "oracle", 30.0)["attainment"] >= 0.99
+
+
+def test_an_oracle_that_attains_too_little_stops_the_benchmark() -> None:
+    rows = table(measured, names=("oracle", "baton"), cold_starts_s=(30.0,))
+    check_oracle(rows, "load", min_attainment=0.98)
+    with pytest.raises(
+        SystemExit, match=r"load: the oracle attains 0\.98.*expected at least 0\.99"
+    ):
+        check_oracle(rows, "load", min_attainment=0.99)
+
+
+def test_what_was_not_run_has_no_headline() -> None:
+    assert headline(table(measured, names=("oracle",), cold_starts_s=(30.0,)), "load") == {}
+    told = headline(table(measured, names=("oracle", "baton"), cold_starts_s=(30.0,)), "load")
+    assert "gpu_hours_over_oracle_load" in told
+    assert "gpu_hours_over_peak_static_load" not in told
 
 
 def test_the_fluid_is_checked_with_the_very_same_requests() -> None:

@@ -508,7 +508,7 @@ def test_the_coordinator_has_the_configured_limits(load: Load) -> None:
         MINIMAL_CONFIG
         + "admission: {max_prompt_tokens: 8, max_queued_requests: 7, queue_timeout: 1s, timeouts: "
         "{first_token: 2s, stall: 3s, total: 4s, resume: 5s,"
-        " drain: 8s}}\ntransfer: {deadline: 6s, lease: 7s}"
+        " drain: 8s}}\ntransfer: {deadline: 6s, lease: 7s, max_concurrent_pulls: 3}"
     )
     assert coordinator_limits(load(text).config) == CoordinatorLimits(
         max_prompt_tokens=8,
@@ -520,6 +520,7 @@ def test_the_coordinator_has_the_configured_limits(load: Load) -> None:
         resume_timeout_s=5.0,
         transfer_deadline_s=6.0,
         lease_s=7.0,
+        max_pulls=3,
         drain_timeout_s=8.0,
     )
 

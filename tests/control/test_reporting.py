@@ -172,10 +172,30 @@ def test_capacities_are_unknown_until_engines_and_requests_are_known() -> None:
     view = world.coordinator.fleet(0.0).replicas["d0"]
     timing = world.coordinator.fleet_model.timings.of(view)
     assert told.prefill_tokens_per_s == pytest.approx(
-        prefill_tokens_per_s(timing, mean_uncached_tokens=40)
+        prefill_tokens_per_s(
+            timing,
+            mean_uncached_tokens=40,
+            max_batched_tokens=view.facts.max_batched_tokens,
+            max_running=view.facts.max_running_requests,
+        )
     )
-    assert told.decode_streams == view.facts.max_running_requests
+    assert told.decode_streams is not None
+    assert told.decode_streams <= view.facts.max_running_requests
     assert told.decode_tokens_per_s is not None
+
+
+def test_pulls_at_a_time_bound_the_streams_of_a_replica_that_decodes() -> None:
+    def reported(role: Role, max_pulls: int | None) -> float:
+        world = World(replace(LIMITS, stall_timeout_s=1e6, max_pulls=max_pulls))
+        world.join("d0", role)
+        served(world)
+        streams = pool(world, str(role)).decode_streams
+        assert streams is not None
+        return streams
+
+    assert reported(Role.DECODE, 2) == 2 * reported(Role.DECODE, 1)
+    assert reported(Role.DECODE, None) > reported(Role.DECODE, 2)
+    assert reported(Role.MIXED, 1) == reported(Role.MIXED, None), "no pull comes before its streams"
 
 
 def test_requests_that_end_on_stop_strings_say_what_requests_are_like() -> None:

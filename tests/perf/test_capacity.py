@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.perf.capacity.capacity import (
+    Pulls,
     Variability,
     decode_tokens_per_s,
     max_decode_streams,
@@ -62,20 +63,61 @@ def slow_need(load: float, *, patience: float, late: float, factor: float) -> in
     return servers
 
 
-def test_a_replica_prefills_one_mean_prompt_after_another() -> None:
-    assert prefill_tokens_per_s(TIMING, mean_uncached_tokens=1000) == pytest.approx(
-        1000 / TIMING.prefill_s(1000)
+def prefilled(tokens: float, *, running: int = 1000, ttft_s: float | None = None) -> float:
+    return prefill_tokens_per_s(
+        TIMING,
+        mean_uncached_tokens=tokens,
+        max_batched_tokens=TIMING.max_batched_tokens,
+        max_running=running,
+        ttft_s=ttft_s,
     )
+
+
+def test_a_replica_prefills_one_long_prompt_after_another() -> None:
+    tokens = TIMING.max_batched_tokens + 1000
+    assert prefilled(tokens) == pytest.approx(tokens / TIMING.prefill_s(tokens))
+
+
+def test_a_step_computes_as_many_short_prompts_as_fit_its_budget_and_its_slots() -> None:
+    budget = TIMING.max_batched_tokens
+    assert prefilled(100) == pytest.approx(budget / TIMING.prefill_s(budget))
+    assert prefilled(100) > 1.15 * 100 / TIMING.prefill_s(100)
+    assert prefilled(100, running=3) == pytest.approx(300 / TIMING.prefill_s(300))
+
+
+def test_a_step_with_many_prompts_takes_a_quarter_of_the_objective_at_most() -> None:
+    whole_s = TIMING.prefill_s(TIMING.max_batched_tokens)
+    assert prefilled(100, ttft_s=4 * whole_s) == prefilled(100)
+    assert prefilled(100, ttft_s=2 * whole_s) < prefilled(100)
+    assert prefilled(100, ttft_s=1e-6) == pytest.approx(100 / TIMING.prefill_s(100))
 
 
 def test_prompts_without_a_single_token_to_compute_count_as_one() -> None:
-    assert prefill_tokens_per_s(TIMING, mean_uncached_tokens=0.0) > 0
+    assert prefilled(0.0) > 0
 
 
-def streams(tpot_s: float | None, *, kv_tokens: int | None = None, running: int = 1000) -> int:
+def streams(
+    tpot_s: float | None,
+    *,
+    kv_tokens: int | None = None,
+    running: int = 1000,
+    pulls: Pulls | None = None,
+) -> int:
     return max_decode_streams(
-        TIMING, tpot_s=tpot_s, context_tokens=1000, max_running=running, kv_tokens=kv_tokens
+        TIMING,
+        tpot_s=tpot_s,
+        context_tokens=1000,
+        max_running=running,
+        kv_tokens=kv_tokens,
+        pulls=pulls,
     )
+
+
+def test_no_more_streams_run_than_begin_with_a_pull_while_one_lasts() -> None:
+    """In each step 8 begin, and each lasts 20 steps."""
+    assert streams(10.0, pulls=Pulls(at_once=8, output_tokens=20.0)) == 160
+    assert streams(10.0, running=64, pulls=Pulls(at_once=8, output_tokens=20.0)) == 64
+    assert streams(10.0, pulls=Pulls(at_once=8, output_tokens=0.0)) == 8
 
 
 def test_a_replica_takes_the_most_streams_that_meet_the_objective() -> None:

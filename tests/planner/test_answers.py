@@ -321,8 +321,8 @@ def test_a_disaggregated_trade_pays_for_its_prefill() -> None:
         if closed_form_tradeoff.kind is FleetKind.DISAGGREGATED
     ]
 
-    # a prompt takes 38 ms of a GPU for itself, before any of its 50 tokens is decoded
-    assert 0 < max(tradeoff.tokens_per_s_per_gpu for tradeoff in split) < 50 / 0.038
+    # a prompt takes 33 ms of a GPU in a step with others, before any of its 50 tokens is decoded
+    assert 0 < max(tradeoff.tokens_per_s_per_gpu for tradeoff in split) < 50 / 0.033
 
 
 def test_only_rates_that_were_carried_are_traded() -> None:

@@ -140,9 +140,27 @@ def test_the_largest_batch_is_in_time_and_one_more_is_not(mix: MeanRequest, tpot
     assert batch == max(twin, default=0)
 
 
+def test_pulls_bound_how_often_a_decode_engine_begins_a_stream() -> None:
+    engine, mix = settings_on("H100"), MeanRequest(prompt_tokens=138, output_tokens=20)
+    step_s = decode_s(engine.timing, engine.max_pulls * 20, mix.context_tokens)
+    assert decode_rate(engine, mix, None) == pytest.approx(engine.max_pulls / step_s)
+    unbounded = decode_rate(replace(engine, max_pulls=1_000), mix, None)
+    assert unbounded > 1.2 * decode_rate(engine, mix, None)
+
+
+def test_short_prompts_share_the_steps_of_a_prefill_engine() -> None:
+    engine, mix = settings_on("H100"), MeanRequest(prompt_tokens=100, output_tokens=2)
+    alone = 1 / prefill_s(engine.timing, 100)
+    assert prefill_rate(engine, mix) > 1.5 * alone
+    tokens = engine.max_batched_tokens // 2 + 1
+    long = MeanRequest(prompt_tokens=tokens, output_tokens=2)
+    alone_s = prefill_s(engine.timing, tokens, budget_tokens=engine.max_batched_tokens)
+    assert prefill_rate(engine, long) == pytest.approx(1 / alone_s)
+
+
 @given(mixes, tpots)
 def test_doing_both_never_carries_more_than_either_alone(mix: MeanRequest, tpot_s: float) -> None:
-    engine = settings_on("H100")
+    engine = replace(settings_on("H100"), max_pulls=1_000_000)  # who does both pulls nothing
     both = mixed_rate(engine, mix, tpot_s)
 
     # a step with many prompts shares what one prompt alone pays in full: the fixed 5.6 ms

@@ -123,7 +123,9 @@ class Coordinator:
         self._pending = self._lifecycle.pending
         self._pending.admission.configure(self._rules)
         self._draining = DrainingReplicas(limits, self._fleet, self._legs)
-        self._reporter = CoordinatorReporter(self._fleet, self.fleet_model, self._accounts)
+        self._reporter = CoordinatorReporter(
+            self._fleet, self.fleet_model, self._accounts, max_pulls=limits.max_pulls
+        )
         self._is_probing = probing is not None
         self._prober = PairProber(
             limits=limits,

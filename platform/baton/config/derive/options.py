@@ -55,6 +55,7 @@ def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
         resume_timeout_s=timeouts.resume_s,
         first_token_timeout_s=timeouts.first_token_s,
         transfer_deadline_s=config.transfer.deadline_s,
+        max_pulls=config.transfer.max_concurrent_pulls,
         early_first_token=config.transfer.early_first_token,
         stall_timeout_s=timeouts.stall_s,
         total_timeout_s=timeouts.total_s,

@@ -358,7 +358,7 @@ class TransferConfig:
     without it."""
     lease_s: Annotated[float, Bounds(low=1, high=86_400)] = _LIMITS.lease_s
     """Time that a prefill replica keeps a finished prompt's blocks for a pull."""
-    max_concurrent_pulls: Annotated[int | None, Positive] = 8
+    max_concurrent_pulls: Annotated[int | None, Positive] = _LIMITS.max_pulls
     """Into one replica; more pulls wait. Null: no limit."""
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     side_channel: SideChannel = field(default_factory=SideChannel)

@@ -19,7 +19,7 @@ from baton.control.state.request_state import RequestState
 from baton.domain.demand import CoordinatorReport, PoolReport
 from baton.domain.fleet import ReplicaView, Role
 from baton.domain.slo import Slo
-from baton.perf.capacity.capacity import max_decode_streams, prefill_tokens_per_s
+from baton.perf.capacity.capacity import Pulls, max_decode_streams, prefill_tokens_per_s
 from baton.policy.placement.device_seconds import prefill_device_s
 
 RequestedRates = tuple[tuple[str, float, float], ...]
@@ -36,11 +36,27 @@ class _Capacity(NamedTuple):
     decode_streams: float | None = None
 
 
+class _Limits(NamedTuple):
+    """Objectives to keep; None: none."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+
+
 class CoordinatorReporter:
     """Puts reports together; see the module."""
 
-    def __init__(self, fleet: FleetTable, fleet_model: FleetModel, accounts: Accounts) -> None:
+    def __init__(
+        self,
+        fleet: FleetTable,
+        fleet_model: FleetModel,
+        accounts: Accounts,
+        *,
+        max_pulls: int | None = None,
+    ) -> None:
+        """Report on these; `max_pulls` are the concurrent pulls into one replica, None: any."""
         self._fleet = fleet
+        self._max_pulls = max_pulls
         self._fleet_model = fleet_model
         self._accounts = accounts
         self._pool_busy_s: dict[str, float] = {}
@@ -82,7 +98,7 @@ class CoordinatorReporter:
             in_flight=len(requests),
             queued=len(queued_ids),
             slack_s=least_slack_s(in_flight, now_s, queued_ids=queued_ids, drain_s=drain_s),
-            pools=self._pool_reports(now_s, strictest_tpot_s(accounts.active_classes(now_s))),
+            pools=self._pool_reports(now_s, _strictest(accounts.active_classes(now_s))),
             queued_gpu_s=self._queued_gpu_s(
                 requests[queued_id] for queued_id in queued_ids if queued_id in requests
             ),
@@ -91,13 +107,13 @@ class CoordinatorReporter:
 
     # -------------------------------------------------------------- pools
 
-    def _pool_reports(self, now_s: float, tpot_s: float | None) -> tuple[PoolReport, ...]:
+    def _pool_reports(self, now_s: float, limits: _Limits) -> tuple[PoolReport, ...]:
         by_pool: dict[str, list[ReplicaView]] = {name: [] for name in self._pool_busy_s}
         for view in self._fleet.view(now_s).replicas.values():
             self._count_busy_time(view)
             by_pool.setdefault(view.facts.pool, []).append(view)
         return tuple(
-            self._pool_report(name, by_pool[name], now_s, tpot_s) for name in sorted(by_pool)
+            self._pool_report(name, by_pool[name], now_s, limits) for name in sorted(by_pool)
         )
 
     def _count_busy_time(self, view: ReplicaView) -> None:
@@ -110,7 +126,7 @@ class CoordinatorReporter:
             self._counted_s[replica_id] = total_s
 
     def _pool_report(
-        self, name: str, views: Sequence[ReplicaView], now_s: float, tpot_s: float | None
+        self, name: str, views: Sequence[ReplicaView], now_s: float, limits: _Limits
     ) -> PoolReport:
         active = [view for view in views if not view.draining]
         loads = [view.load for view in active]
@@ -128,14 +144,14 @@ class CoordinatorReporter:
             ),
             queued_tokens=float(sum(load.queued_tokens for load in loads)),
             kv_used_fraction=sum(load.kv_used_fraction for load in loads) / max(1, len(loads)),
-            **self._capacity(active, tpot_s)._asdict(),
+            **self._capacity(active, limits)._asdict(),
             oldest_report_age_s=max(
                 (max(0.0, now_s - view.load_received_at_s) for view in active), default=0.0
             ),
             roles=tuple((view.replica_id, view.facts.role) for view in active),
         )
 
-    def _capacity(self, active: Sequence[ReplicaView], tpot_s: float | None) -> _Capacity:
+    def _capacity(self, active: Sequence[ReplicaView], limits: _Limits) -> _Capacity:
         """Of one replica, for recent requests; unknown before there were any.
 
         A pool may do as well as another in a phase that it has not run; that is not for here.
@@ -147,19 +163,32 @@ class CoordinatorReporter:
         prefill_rate: float | None = None
         if timings.has_prefill_estimate(facts.pool):
             mean_tokens = max(1.0, recent.uncached_tokens)
-            prefill_rate = prefill_tokens_per_s(timing, mean_uncached_tokens=mean_tokens)
+            prefill_rate = prefill_tokens_per_s(
+                timing,
+                mean_uncached_tokens=mean_tokens,
+                max_batched_tokens=facts.max_batched_tokens,
+                max_running=facts.max_running_requests,
+                ttft_s=limits.ttft_s,
+            )
         if not timings.has_decode_estimate(facts.pool):
             return _Capacity(prefill_rate)
         context_tokens = recent.prompt_tokens + recent.output_tokens / 2
         streams = max_decode_streams(
             timing,
-            tpot_s=tpot_s,
+            tpot_s=limits.tpot_s,
             context_tokens=context_tokens,
             max_running=facts.max_running_requests,
             kv_tokens=facts.kv_blocks * facts.block_size_tokens,
+            pulls=self._pulls(facts.role, recent.output_tokens),
         )
         step_s = timing.step_s(running=streams, context_tokens=round(streams * context_tokens))
         return _Capacity(prefill_rate, streams / max(step_s, _MIN_STEP_S), float(streams))
+
+    def _pulls(self, role: Role, output_tokens: float) -> Pulls | None:
+        """The bound of a role whose streams begin with a pull; None for others."""
+        if self._max_pulls is None or role is not Role.DECODE:
+            return None
+        return Pulls(at_once=self._max_pulls, output_tokens=output_tokens)
 
     # -------------------------------------------------------------- who waits
 
@@ -219,6 +248,9 @@ def _predicted_ttft_left_s(state: RequestState, now_s: float) -> float:
     return max(0.0, decision.at_s + decision.options[0].ttft_s - now_s)
 
 
-def strictest_tpot_s(classes: Iterable[Slo]) -> float | None:
-    """The shortest TPOT objective of these classes; None without one."""
-    return min((class_.tpot_s for class_ in classes if class_.tpot_s is not None), default=None)
+def _strictest(classes: Collection[Slo]) -> _Limits:
+    """The shortest objectives of these classes; None for no such objective."""
+    return _Limits(
+        min((class_.ttft_s for class_ in classes if class_.ttft_s is not None), default=None),
+        min((class_.tpot_s for class_ in classes if class_.tpot_s is not None), default=None),
+    )

@@ -56,6 +56,8 @@ class CoordinatorLimits:
     """Between two tokens of a stream, before its replica is given up."""
     total_timeout_s: float = 600.0
     """From arrival to the end."""
+    max_pulls: int | None = 8
+    """Pulls into one replica at a time, as its engine limits them; None: no limit."""
     early_first_token: bool = False
     """Give a client the token that ends its prefill, before its blocks are moved."""
     lease_s: float = 30.0

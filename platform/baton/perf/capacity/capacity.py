@@ -1,9 +1,10 @@
 """Capacity of a replica, and the replicas that serve the tail and not just the mean.
 
 Theory of operation. An engine's timing gives two capacities. One is the prompt tokens per second of
-a replica that only prefills. The other is the generated tokens per second of a replica that only
-decodes, with as many streams as meet the objective. Demand over capacity is the *load*, in
-replicas: enough without any variation. Variation adds to it:
+a replica that only prefills, with as many prompts in a step as the budget and the objective allow.
+The other is the generated tokens per second of a replica that only decodes, with as many streams as
+meet the objective and fit. Demand over capacity is the *load*, in replicas: enough without any
+variation. Variation adds to it:
 
 - Prompts queue. `n` replicas that share arrivals well are an M/G/n queue. Its wait exceeds t with
   probability C(n, load) * exp(-(n - load) * t / (K * service)). C is the probability that all are
@@ -18,12 +19,14 @@ Both needs are real numbers and increase with the load; the caller rounds up.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 
 from baton.perf.timing import EngineTiming
 
 _MAX_STREAMS = 4096
+_MIN_STEP_S = 1e-9
 _MIN_REPLICAS = 1e-9
 """Any demand needs more than nothing."""
 _MAX_UTILIZATION = 0.85
@@ -31,10 +34,33 @@ _MAX_UTILIZATION = 0.85
 here, and rises steeply beyond."""
 
 
-def prefill_tokens_per_s(timing: EngineTiming, *, mean_uncached_tokens: float) -> float:
-    """Prompt tokens per second of a replica that computes prompts of this size in sequence."""
+def prefill_tokens_per_s(
+    timing: EngineTiming,
+    *,
+    mean_uncached_tokens: float,
+    max_batched_tokens: int,
+    max_running: int,
+    ttft_s: float | None = None,
+) -> float:
+    """Prompt tokens per second of a replica for which prompts of this size always wait.
+
+    A step computes as many of them as fit its budget. With a TTFT objective a step takes at most
+    a quarter of it. A prompt waits for the rest of a step and for its own, and half of the time is
+    left for the queue. A step has one prompt at least.
+    """
     tokens = max(1, round(mean_uncached_tokens))
-    return tokens / max(timing.prefill_s(tokens), 1e-9)
+    one_prompt = tokens / max(timing.prefill_s(tokens), _MIN_STEP_S)
+    limit = min(max_batched_tokens, tokens * max(1, max_running))
+    if limit <= tokens:
+        return one_prompt
+
+    def batch_s(batch_tokens: int) -> float:
+        return timing.prefill_s(batch_tokens, length_tokens=tokens)
+
+    if ttft_s is not None:
+        limit_s = ttft_s / 4
+        limit = _largest(tokens, limit, lambda batch_tokens: batch_s(batch_tokens) <= limit_s)
+    return max(one_prompt, limit / max(batch_s(limit), _MIN_STEP_S))
 
 
 def decode_tokens_per_s(
@@ -51,7 +77,21 @@ def decode_tokens_per_s(
         context_tokens=context_tokens,
         max_running=max_running,
     )
-    return streams / max(_step_s(timing, streams, context_tokens), 1e-9)
+    return streams / max(_step_s(timing, streams, context_tokens), _MIN_STEP_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulls:
+    """Pulls of KV blocks into one replica that decodes.
+
+    A pull begins before a step of the engine and is seen to have ended before a later step. So at
+    most `at_once` streams begin in a step, and each lasts as many steps as it has tokens.
+    Source: Little's law, with the rate of `at_once` per step.
+    """
+
+    at_once: int
+    output_tokens: float
+    """Of a stream, on average."""
 
 
 def max_decode_streams(
@@ -61,26 +101,29 @@ def max_decode_streams(
     context_tokens: float,
     max_running: int,
     kv_tokens: int | None = None,
+    pulls: Pulls | None = None,
 ) -> int:
     """The most streams that fit the batch and the KV cache and get a token every `tpot_s`.
 
-    At least 1, even where one stream alone misses the objective.
+    At least 1, even where one stream alone misses the objective. `pulls` bounds them where each
+    stream begins with a pull.
     """
     streams = max(1, min(max_running, _MAX_STREAMS))
+    if pulls is not None:
+        streams = max(1, min(streams, int(pulls.at_once * max(pulls.output_tokens, 1.0))))
     if kv_tokens is not None:
         streams = max(1, min(streams, int(kv_tokens / max(context_tokens, 1.0))))
     if tpot_s is None:
         return streams
-    return _max_streams_within(timing, tpot_s, context_tokens, streams)
+    limit_s = tpot_s
+    return _largest(1, streams, lambda number: _step_s(timing, number, context_tokens) <= limit_s)
 
 
-def _max_streams_within(
-    timing: EngineTiming, tpot_s: float, context_tokens: float, limit: int
-) -> int:
-    low, high = 1, limit
+def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The largest number up to `high` that holds, where smaller numbers hold too; else `low`."""
     while low < high:
         middle = (low + high + 1) // 2
-        if _step_s(timing, middle, context_tokens) <= tpot_s:
+        if holds(middle):
             low = middle
         else:
             high = middle - 1

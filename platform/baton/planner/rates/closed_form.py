@@ -1,9 +1,9 @@
 """Upper bounds of engines' rates, in closed form, for means, without queues.
 
 The engine is in steady state without headroom. A prefill engine computes one prompt after the
-other. A decode engine keeps the largest batch that is fast enough and fits. An engine with both
-duties spreads prompts evenly over its steps. Real rates within objectives are lower, because of
-bursts and varying lengths: the simulator finds them.
+other, or several in one step where they are short. A decode engine keeps the largest batch that is
+fast enough and fits. An engine with both duties spreads prompts evenly over its steps. Real rates
+within objectives are lower, because of bursts and varying lengths: the simulator finds them.
 
 Source: rate matching of DistServe (OSDI'24) section 4 and TokenScale's token velocities.
 """
@@ -90,14 +90,28 @@ def max_concurrent_requests(settings: V1Settings, mix: MeanRequest) -> int:
 
 
 def prefill_rate(settings: V1Settings, mix: MeanRequest) -> float:
-    """Prompts per second."""
+    """Prompts per second: one after the other, or as many as a step takes."""
+    cached_tokens = round(mix.prompt_tokens - mix.computed_tokens)
+    tokens = max(1, round(mix.computed_tokens))
     prompt_s = prefill_s(
         settings.timing,
         max(1, round(mix.prompt_tokens)),
-        cached_tokens=round(mix.prompt_tokens - mix.computed_tokens),
+        cached_tokens=cached_tokens,
         budget_tokens=settings.max_batched_tokens,
     )
-    return settings.pipeline_stages / prompt_s
+    prompts = min(max_concurrent_requests(settings, mix), settings.max_batched_tokens // tokens)
+    if prompts <= 1:
+        return settings.pipeline_stages / prompt_s
+    step_s = settings.timing.step_s(
+        StepBatch(
+            prefill_tokens=prompts * tokens,
+            prefill_requests=prompts,
+            prefill_pairs=prompts * attention_pairs(tokens, cached_tokens),
+            prefill_context_tokens=prompts * cached_tokens,
+            finished_prefills=prompts,
+        )
+    )
+    return settings.pipeline_stages * max(1 / prompt_s, prompts / step_s)
 
 
 def decode_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) -> float:
@@ -107,7 +121,11 @@ def decode_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) ->
         settings.timing,
         context_tokens=mix.context_tokens,
         tpot_s=tpot_s,
-        limit=max_concurrent_requests(settings, mix) // stages,
+        limit=min(
+            max_concurrent_requests(settings, mix) // stages,
+            # A pull takes a step at least, and a stream as many steps as it has tokens.
+            int(settings.max_pulls * max(1.0, mix.output_tokens)),
+        ),
     )
     if not batch:
         return 0.0
