@@ -44,6 +44,7 @@ from baton.serving.front.data_path import DataPath
 from baton.serving.operator.attached import (
     AttachedCluster,
     attach_deployment,
+    connection_refusal,
     find_local_state,
     local_state,
 )
@@ -246,6 +247,15 @@ def test_a_store_that_does_not_answer_costs_no_status(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("baton.serving.operator.attached.load", gone)
     assert "rollout" not in AnsweringCluster(None).status()
+
+
+def test_an_endpoint_whose_proxy_has_ended_is_told_by_the_status() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as front:
+        url = f"http://127.0.0.1:{front.getsockname()[1]}"
+        assert connection_refusal(url) == ""
+    assert connection_refusal(url).startswith(f"endpoint {url}: connection refused; its proxy has")
+    state = replace(ENDED, http_url=url)
+    assert AnsweringCluster(state).status()["unanswered"] == [connection_refusal(url)]
 
 
 # -------------------------------------------------------------------- the demonstration

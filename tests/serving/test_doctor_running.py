@@ -227,6 +227,9 @@ def test_a_lost_node_is_a_failure_only_while_a_replica_is_missing(
 def test_without_an_answer_of_the_control_store_no_node_is_called_well() -> None:
     status = {name: value for name, value in STATUS.items() if name != "lost_nodes"}
     assert check("lost nodes", replace(running(), status=status)).status is CheckStatus.SKIP
+    late = ["Ray's control store did not answer within 4 s"]
+    found = check("control store", replace(running(), status=status | {"unanswered": late}))
+    assert (found.status, found.detail) == (CheckStatus.FAIL, late[0])
 
 
 def test_the_newest_losses_come_first() -> None:

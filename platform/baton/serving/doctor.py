@@ -58,6 +58,7 @@ from baton.serving.doctor_facts import (
     metrics_url_in,
 )
 from baton.serving.operator.attached import find_local_state
+from baton.serving.ray.membership import STORE_NAME
 from baton.serving.shared.reports import lost_node_text
 
 JsonDict = dict[str, Any]
@@ -221,11 +222,12 @@ def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
             "see 'lost nodes', below" if fields.get("lost_nodes") else fix,
         )
     yield from _front_checks(snapshot.front)
+    yield _check_control_store(fields)
+    yield _check_lost_nodes(fields)
     yield _if_controller(fields, _check_objectives(fields, snapshot))
     yield _check_ingresses(fields)
     yield _if_controller(fields, _check_joined(fields))
     yield _if_controller(fields, _check_pools(fields))
-    yield _check_lost_nodes(fields)
     yield _check_losses(fields)
     yield _check_expiries(fields)
     yield _check_unauthorized(fields)
@@ -272,7 +274,8 @@ def _check_endpoint(front: FrontSnapshot) -> Check:
     if front.health_problem:
         return topic.failed(
             f"{front.endpoint}/health: {front.health_problem}",
-            "see the ingresses below, and 'baton logs --ingress'",
+            "see the ingresses below, and 'baton logs --ingress'; where all of them can serve, the"
+            " proxy before them has ended: Ray Serve starts another within 30 s",
         )
     return topic.passed(f"{front.endpoint} says that it is well")
 
@@ -320,11 +323,25 @@ def _objectives_remedy(snapshot: DeploymentSnapshot) -> str:
     )
 
 
+def _check_control_store(status: JsonDict) -> Check:
+    topic = Topic("control store", "without it Ray starts nothing, and ends what runs in a minute")
+    if "lost_nodes" in status:
+        return topic.passed("it answers")
+    failures = [reason for reason in status.get("unanswered") or () if STORE_NAME in reason]
+    if not failures:
+        return topic.skipped("the deployment does not tell")
+    return topic.failed(
+        few(failures),
+        "see whether the head node runs, and its process gcs_server; unless it comes back within a"
+        " minute, start the deployment again with 'baton up'",
+    )
+
+
 def _check_lost_nodes(status: JsonDict) -> Check:
     """Fails while something is missing, for this may be why."""
     topic = Topic("lost nodes", "what ran there starts again only where another node has room")
     if "lost_nodes" not in status:
-        return topic.skipped("Ray's control store does not tell")
+        return topic.skipped(f"{STORE_NAME} does not answer")
     pools = cast("list[JsonDict]", status.get("pools") or [])
     is_complete = "baton" in status and all(pool["ready"] >= pool["desired"] for pool in pools)
     recent_s = _RECENT_S if is_complete else 24 * _RECENT_S

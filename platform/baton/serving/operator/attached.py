@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
+from urllib.parse import urlsplit
 
 from baton.domain.commands import RecordSelection
 from baton.domain.errors import AmbiguousDeployment, DeploymentEnded, NotRunning, TimedOut
@@ -29,6 +31,7 @@ from baton.serving.shared.reports import (
 from baton.serving.store.config_store import ENDPOINT_KEY, ROLLOUT_KEY, load, unix_time_s
 
 Report = Mapping[str, object]
+_CONNECT_TIMEOUT_S = 1.0
 
 
 class AttachedCluster:
@@ -63,7 +66,9 @@ class AttachedCluster:
                 raise NotRunning(reason, errors[0].remedy)
             raise TimedOut(reason, "try again, or look at 'baton logs --follow'")
         report: dict[str, object] = self._endpoint()
-        unanswered = [error.reason for error in errors] + ingresses.failures
+        refusal = "" if self.state is None else connection_refusal(self.state.http_url)
+        unanswered = [*filter(None, [refusal]), *(error.reason for error in errors)]
+        unanswered += ingresses.failures
         report |= {"unanswered": unanswered} if unanswered else {}
         rollout = self._last_rollout()
         report |= {} if rollout is None else {"rollout": rollout}
@@ -182,6 +187,19 @@ class AttachedCluster:
         if self._control is not None:
             return self._control.query(deployment, method, *arguments)
         return answer_query(deployment, method, arguments, timeout_of(method))
+
+
+def connection_refusal(url: str) -> str:
+    """Why no connection to an endpoint is accepted; empty where one is."""
+    address = urlsplit(url)
+    try:
+        with socket.create_connection(
+            (address.hostname or "", address.port or 0), timeout=_CONNECT_TIMEOUT_S
+        ):
+            return ""
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return f"endpoint {url}: {reason}; its proxy has ended, and Ray Serve starts another"
 
 
 def _missing(answers: Answers) -> Report:

@@ -57,6 +57,7 @@ _EXPECTED_ENDS = frozenset({"EXPECTED_TERMINATION", "AUTOSCALER_DRAIN_IDLE"})
 """Of `NodeDeathInfo.reason` (Ray 2.60): a node that was stopped, or was not needed."""
 _NODE_TIMEOUT_S = 75.0
 """Ray calls a node dead within this time: 5 health checks, each of 10 s at most and 3 s apart."""
+STORE_NAME = "Ray's control store"
 _STORE_TIMEOUT_S = 4.0
 _SIGNAL = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
@@ -314,7 +315,7 @@ def find_lost_nodes(app: str) -> tuple[LostNode, ...]:
         client = worker.global_worker.gcs_client
         nodes = list(client.get_all_node_info(timeout=_STORE_TIMEOUT_S).values())
     except exceptions.RayError as error:
-        reason = f"Ray's control store did not answer within {_STORE_TIMEOUT_S:g} s"
+        reason = f"{STORE_NAME} did not answer within {_STORE_TIMEOUT_S:g} s"
         remedy = "see whether the head of the Ray cluster runs: 'ray status'"
         raise TimedOut(reason, remedy) from error
     has_ended = any(node.end_time_ms for node in nodes)

@@ -235,7 +235,7 @@ class ScalingLoop:
             except Exception as error:  # the supervised boundary: logged, counted, continued
                 failure = _error_text(error)
                 self.counters.failed_ticks += 1
-                self.counters.last_failure = f"{type(error).__name__}: {error}"
+                self.counters.last_failure = f"{type(error).__name__}: {error}".removesuffix(": ")
                 _LOGGER.exception("scaling_turn_failed")
             for future in waiters:
                 if not future.done():
