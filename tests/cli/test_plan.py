@@ -175,7 +175,7 @@ def test_a_plan_is_printed_written_and_loads_again(tmp_path: Path) -> None:
     assert told["candidates"][0]["at_that_rate"]["attainment"] >= 0.9
     assert told["speculation"]["expected_tokens"] == pytest.approx(2.533)
     assert told["speculation"]["draft_cost"] == pytest.approx(1 / 32)
-    assert told["speculation"]["points"][0]["gain"] > 1.5
+    assert told["speculation"]["points"][0]["gain"] > 1.1
     weights = [item["weights"] for item in told["quantizations"]]
     assert weights == ["bf16", "fp8", "fp8", "fp4"]
     best = told["quantizations"][2]["best"]

@@ -66,7 +66,7 @@ def test_a_calibrations_band_holds_eight_of_ten_of_its_rows() -> None:
     assert few.source == "all of the rows that were fitted on lie within (mine.csv, 2)"
 
 
-def test_what_is_far_from_a_calibrations_rows_is_said_to_be_extrapolated() -> None:
+def test_conditions_far_from_the_rows_of_a_calibration_are_named_as_extrapolated() -> None:
     long = Conditions(prompt_tokens=9000, context_tokens=9100, devices=2)
     source = calibrated_errors(fitted(0.1), name="mine.csv", conditions=[SEEN, long]).source
     assert "extrapolated" in source

@@ -202,7 +202,7 @@ def test_newer_files_list_heads_of_layers_without_a_window() -> None:
         ({"linear_num_key_heads": None}, "no 'linear_num_key_heads'"),
     ],
 )
-def test_what_is_not_known_of_a_hybrid_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_unknown_parts_of_a_hybrid_are_refused(changes: dict[str, Any], reason: str) -> None:
     config = {**CONFIGS["Qwen/Qwen3-Next-80B-A3B"], **changes}
     with pytest.raises(UnknownModel, match=reason):
         from_config(config, name="mine")

@@ -93,7 +93,7 @@ def test_experts_in_the_tables_take_what_was_measured() -> None:
     kernels = kernels_of("H100", weights=Dtype.FP4, tp=2)
     for tokens, milliseconds in ((64, 0.308653), (8192, 2.174010)):
         seconds = kernels.experts_s(experts, GPT_OSS.hidden, tokens)
-        assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.01)
+        assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.02)
 
 
 def test_experts_of_other_widths_are_scaled_from_the_nearest() -> None:

@@ -204,7 +204,7 @@ def test_a_scheme_of_the_kv_cache_is_a_name_or_an_object(scheme: object) -> None
     assert kv_dtype(config) is Dtype.FP8
 
 
-def test_fp4_without_the_names_of_what_it_leaves_out_is_refused() -> None:
+def test_fp4_without_the_names_of_modules_that_it_leaves_out_is_refused() -> None:
     with pytest.raises(UnknownModel, match="NVFP4 without 'exclude_modules'"):
         stored(DENSE, "modelopt", quant_algo="NVFP4")
 

@@ -234,7 +234,7 @@ SIMPLEST_FIRST = (FleetKind.COLOCATED, FleetKind.HYBRID, FleetKind.DISAGGREGATED
 
 
 @given(fleets(), st.sampled_from(QUESTIONS))
-def test_what_carries_less_than_another_is_never_taken_without_its_true_reason_first(
+def test_a_fleet_that_carries_less_than_another_is_never_taken_without_its_true_reason_first(
     offered: list[Candidate], asked: PlanningProblem
 ) -> None:
     best, ranked = rank_candidates(offered, asked)
@@ -261,7 +261,7 @@ def test_what_carries_less_than_another_is_never_taken_without_its_true_reason_f
     assert all(SIMPLEST_FIRST.index(other.fleet.kind) > simple for other in rivals)
 
 
-def test_users_are_carried_by_what_answers_them() -> None:
+def test_users_are_carried_by_a_fleet_that_answers_them() -> None:
     asked = replace(ASKED, rate_per_s=None, users=USERS)
     slow, fast = candidate(FleetKind.COLOCATED, 18.0), candidate(FleetKind.COLOCATED, 18.0)
     trials = (trial(18.0, e2e_s=2.0),)

@@ -144,7 +144,7 @@ def test_narrower_types_are_planned_beside_the_question_and_none_twice() -> None
     assert [(item.weights, item.kv) for item in plan_quantizations(narrow)] == [("fp4", "fp8")]
 
 
-def test_what_does_not_fit_even_so_is_said_to_be_so() -> None:
+def test_a_model_that_does_not_fit_even_so_is_named() -> None:
     asked = question(CHAT, gpus=1)
     tiny = replace(GPU, memory_bytes=4e9)
     found = plan_quantizations(replace(asked, offers=(AcceleratorOffer(accelerator=tiny),)))

@@ -182,6 +182,7 @@ SAYS_SOMETHING_ELSE = {
     "Deadline",  # paths of configuration keys
     "Direction", "PairNoticeKind", "Treatment",  # words of a report
     "CheckStatus", "DataPath", "Locality",
+    "TimeUnit",  # symbols of units
 }  # fmt: skip
 """Enumerations whose values are not their members' names."""
 

@@ -156,7 +156,7 @@ def test_a_tick_sees_demand_capacity_and_objectives() -> None:
     assert one.demand.requests_per_s == pytest.approx(20.0, rel=0.3)
     assert one.demand.mean_prompt_tokens == pytest.approx(300, rel=0.3)
     assert (one.ttft_s, one.tpot_s) == (1.0, 0.1)
-    assert one.pools["prefill"].prefill_tokens_per_s == pytest.approx(15_000, rel=0.3)
+    assert one.pools["prefill"].prefill_tokens_per_s == pytest.approx(19_600, rel=0.3)
     assert one.service.attainment == 1.0
 
 

@@ -98,7 +98,7 @@ def test_users_send_for_as_long_as_they_are_told_and_are_answered() -> None:
     assert max(outcome.arrived_at_s for outcome in run.outcomes) <= half_s
 
 
-def test_a_duration_in_which_nobody_sends_ends() -> None:
+def test_a_duration_without_requests_ends() -> None:
     assert of_users(alike(9), 1, 1e6, duration_s=0.001).outcomes == ()
 
 
