@@ -150,6 +150,21 @@ def test_a_trace_that_says_nothing_of_a_rate_is_refused(
     assert "next: name a trace" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "load", [("--users", "9", "--think-time", "5s"), ("--gpus", "8"), ("--rate", "3")]
+)
+def test_lengths_alone_are_traffic_where_a_load_is_given(
+    tmp_path: Path, load: tuple[str, ...]
+) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("num_prefill_tokens,num_decode_tokens\n" + "100,5\n" * 300)
+    question = (MODEL, "--gpu", "H100", "--trace", str(lengths), "--tpot", "2ms")
+    result = run(*question, *load)
+
+    assert "is physically out of reach" in result.stdout  # so that it was read
+    assert "give --rate" in run(*question).stderr
+
+
 def test_where_no_configuration_can_be_written_nothing_is_planned(tmp_path: Path) -> None:
     out = tmp_path / "none" / "plan.yaml"
     result = run(MODEL, "--gpu", "H100", *CONV, "--ttft", "1s", "--write", str(out))

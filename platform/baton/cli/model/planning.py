@@ -263,7 +263,8 @@ def _traffic(args: PlanArgs) -> Trace:
         options = ReadOptions(
             ignore_invalid=args.ignore_invalid,
             time_unit=args.time_unit,
-            rate_per_s=args.rate_per_s,
+            # Of lengths alone: a plan draws from them at any rate.
+            rate_per_s=args.rate_per_s or (_WORKLOAD_RATE_PER_S if has_rate else None),
             # Without a rate, it is the trace's own.
             limits=TraceLimits(thinned_to=_SAMPLED_REQUESTS if has_rate else None),
             seed=args.seed,
