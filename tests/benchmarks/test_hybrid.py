@@ -86,7 +86,7 @@ def test_objectives_are_multiples_of_the_latency_of_a_lone_request() -> None:
 
 def test_longer_prompts_leave_room_for_fewer_requests() -> None:
     longer = tuple(request._replace(prompt_tokens=4000) for request in TRACE.requests)
-    assert max_request_rate(Trace(name="l", requests=longer)) < max_request_rate(TRACE) / 3
+    assert max_request_rate(Trace(name="l", requests=longer)) < max_request_rate(TRACE) / 2.5
 
 
 def test_losing_cells_are_shown_and_cells_without_service_are_not_counted() -> None:
