@@ -273,3 +273,15 @@ def test_it_holds_what_a_plain_list_of_the_latest_holds(slots: int, names: list[
         run_leg(book, name)
         latest = [*(other for other in latest if other != name), name][-slots:]
     assert list(book.report().loaded) == latest
+
+
+def test_a_fleet_has_an_eligible_replica_while_one_does_not_drain() -> None:
+    fleet = table()
+    assert not fleet.has_eligible_replica
+    fleet = table("a", "b")
+    for replica_id in ("a", "b"):
+        assert fleet.has_eligible_replica
+        assert any(fleet.view(0.0).eligible)
+        fleet.mark_draining(replica_id)
+    assert not fleet.has_eligible_replica
+    assert not any(fleet.view(0.0).eligible)

@@ -594,3 +594,25 @@ def test_an_engine_that_cuts_no_prompt_has_no_budget_beside_streams() -> None:
     )
     with pytest.raises(ValueError, match=wanted):
         with_changes(whole, max_batched_tokens_while_decoding=8)
+
+
+def test_the_occupancy_of_an_engine_is_that_of_its_load_in_the_midst_of_steps() -> None:
+    core = new_core()
+    for name in "abcdef":
+        core.add(leg(name))
+    now_s = 0.0
+    while (due_s := core.begin(now_s, horizon_s=1.0)) is not None:
+        for part in (0.3, 0.9):
+            at_s = now_s + part * due_s
+            occupancy = core.occupancy(at_s)
+            load = core.load(at_s)
+            assert occupancy == (
+                load.queued_requests,
+                load.running_requests,
+                load.pulling_requests,
+                load.kv_used_fraction,
+            )
+        now_s += due_s
+        core.finish(now_s)
+        core.pop_commands()
+    assert core.occupancy(now_s).running == 0

@@ -91,6 +91,11 @@ class FleetTable:
         )
 
     @property
+    def has_eligible_replica(self) -> bool:
+        """Whether `view` has an eligible replica; its roster of all need not be made for that."""
+        return not all(view.draining for view in self._views.values())
+
+    @property
     def has_work(self) -> bool:
         """Whether a leg of ours runs anywhere."""
         return self._inflight_legs > 0

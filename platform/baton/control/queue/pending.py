@@ -139,8 +139,7 @@ class PendingRequests:
     @property
     def has_eligible_replica(self) -> bool:
         """Whether any replica takes new work."""
-        eligible = self._fleet.view(0.0).eligible
-        return bool(eligible.prefill or eligible.decode)
+        return self._fleet.has_eligible_replica
 
     def can_serve(self) -> bool:
         """Whether a replica takes work, or is started because a request waits for it.

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegOutput
 from baton.simulator.engine.commands import EngineCommand, SimKvHandle
+
+
+class Occupancy(NamedTuple):
+    """Requests and blocks of an engine at one moment: the part of a `Load` that samples keep."""
+
+    queued: int
+    running: int
+    pulling: int
+    kv_used_fraction: float
 
 
 class VirtualEngine(Protocol):
@@ -97,6 +106,10 @@ class VirtualEngine(Protocol):
 
     def load(self, now_s: float) -> Load:
         """The load at this moment; `cache_sequence` is that of the last popped update."""
+        ...
+
+    def occupancy(self, now_s: float) -> Occupancy:
+        """The same requests and blocks as `load` reports, without its totals."""
         ...
 
     def links(self) -> tuple[LinkTotals, ...]:

@@ -18,7 +18,7 @@ from baton.simulator.engine.commands import (
     encode_kv_handle,
 )
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.port import VirtualEngine
+from baton.simulator.engine.port import Occupancy, VirtualEngine
 from baton.simulator.engine.settings import SimSettings, replica_facts
 from baton.simulator.v1.core import V1Core
 from baton.simulator.v1.settings import V1Settings
@@ -174,6 +174,15 @@ class _ExactEngine:
 
     def load(self, now_s: float) -> Load:
         return self._core.load()._replace(cache_sequence=self._feed.sequence)
+
+    def occupancy(self, now_s: float) -> Occupancy:
+        load = self.load(now_s)
+        return Occupancy(
+            load.queued_requests,
+            load.running_requests,
+            load.pulling_requests,
+            load.kv_used_fraction,
+        )
 
     def links(self) -> tuple[LinkTotals, ...]:
         return self._core.links()

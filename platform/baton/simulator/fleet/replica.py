@@ -43,7 +43,7 @@ from baton.simulator.engine.commands import (
     StartPull,
     decode_kv_handle,
 )
-from baton.simulator.engine.port import VirtualEngine
+from baton.simulator.engine.port import Occupancy, VirtualEngine
 from baton.simulator.fleet.engines import LinkSettings
 from baton.simulator.network.timeline import Callback, Timeline
 from baton.simulator.network.transfers import Pull, Transfers
@@ -191,10 +191,13 @@ class VirtualReplica:
         """The load at this moment."""
         return self.engine.load(self._timeline.now_s)
 
+    def occupancy(self) -> Occupancy:
+        """Its requests and blocks at this moment."""
+        return self.engine.occupancy(self._timeline.now_s)
+
     def is_empty(self) -> bool:
         """Whether it has no leg and no block in use."""
-        load = self.load()
-        return not load.total_requests and not load.kv_used_fraction
+        return not any(self.occupancy())
 
     def _send_load(self, session: Session, load: Load) -> None:
         report = LoadReported(

@@ -86,13 +86,13 @@ class Sampler:
         by_pool: dict[str, list[float]] = {pool: [0, 0, 0, 0, 0.0] for pool in self._starting}
         flipped_roles: dict[str, Counter[Role]] = {pool: Counter() for pool in self._starting}
         for replica in self._fleet.replicas.values():
-            load = replica.load()
+            queued, running, pulling, kv_used_fraction = replica.occupancy()
             sums = by_pool[replica.facts.pool]
             sums[0] += 1
-            sums[1] += load.queued_requests
-            sums[2] += load.running_requests
-            sums[3] += load.pulling_requests
-            sums[4] += load.kv_used_fraction
+            sums[1] += queued
+            sums[2] += running
+            sums[3] += pulling
+            sums[4] += kv_used_fraction
             if replica.facts.role is not replica.initial_role:
                 flipped_roles[replica.facts.pool][replica.facts.role] += 1
         pools = tuple(

@@ -386,11 +386,16 @@ class Scheduler:
         if not self._only_decode_now:
             missing_tokens = [run.known_tokens - run.computed_tokens for run in self.running]
             tokens = sum([more for more in missing_tokens if more > 1])
-        queued = len(self.waiting) + len(self.ready) + len(self.pull_queue)
+        queued = self.queued
         if queued:
             for queue in (self.waiting, self.ready, self.pull_queue):
                 tokens += sum([run.tokens_to_compute for run in queue])
         return QueueCounts(queued, len(self.pulling), len(self.running), tokens)
+
+    @property
+    def queued(self) -> int:
+        """Legs that wait for a slot, or to pull."""
+        return len(self.waiting) + len(self.ready) + len(self.pull_queue)
 
     @property
     def _only_decode_now(self) -> bool:
