@@ -476,10 +476,21 @@ def _scaling_rows() -> Iterator[str]:
         "azure_conversation_fluid": "not used for tuning",
     }
     for part, load in loads.items():
-        attainment = result("slo")["headline"][f"attainment_{part}"]
-        digits = 2 if attainment > 0.999 else 1
-        over_oracle = result("slo")["headline"][f"gpu_hours_over_oracle_{part}"]
-        yield f"| `{part}` | {load} | {percent(attainment, digits)} % | {over_oracle:.2f} |"
+        attained, over_oracle = _scaling_figures(part)
+        yield f"| `{part}` | {load} | {attained} % | {over_oracle} |"
+    mixes = ("short_short", "long_short", "short_long", "long_long", "drifting")
+    columns = zip(*(_scaling_figures(mix) for mix in mixes), strict=True)
+    attained, over_oracle = (", ".join(column) for column in columns)
+    labels = ", ".join(f"`{mix}`" for mix in mixes)
+    yield f"| `mixes` | {labels} | {attained} % | {over_oracle} |"
+
+
+def _scaling_figures(part: str) -> tuple[str, str]:
+    """Attainment in per cent, and GPU-hours over the oracle's."""
+    headline = result("slo")["headline"]
+    attainment = headline[f"attainment_{part}"]
+    over_oracle = headline[f"gpu_hours_over_oracle_{part}"]
+    return percent(attainment, 2 if attainment > 0.999 else 1), f"{over_oracle:.2f}"
 
 
 def _long_prompt_rows() -> Iterator[str]:
