@@ -123,6 +123,17 @@ def test_states_leave_room_for_fewer_requests() -> None:
     assert fit.concurrent_requests(1024) < fit.kv_bytes / (1024 * 65_536) / 2
 
 
+def test_devices_split_states_and_copy_keys_and_values() -> None:
+    """Of 397B on 8: one of 2 KV heads, an eighth of each state, so shorter blocks."""
+    shape = find_shape("Qwen/Qwen3.5-397B-A17B")
+    assert shape.state_block_tokens(Dtype.BF16, 8) == 528
+    block_bytes = 528 * 1024
+    assert shape.request_bytes(1000, Dtype.BF16, 8) == (15 * 2 + 45) * block_bytes
+    fit = MemoryModel(shape=shape, accelerator=find_accelerator("H200")).fit(8, 1)
+    expected = fit.kv_bytes / shape.request_bytes(8192, Dtype.BF16, 8)
+    assert fit.concurrent_requests(8192) == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("pp", [2, 4])
 def test_stages_of_a_pipeline_hold_all_states_and_keys(pp: int) -> None:
     memory = MemoryModel(shape=QWEN, accelerator=find_accelerator("H200"))

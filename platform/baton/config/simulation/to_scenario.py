@@ -376,7 +376,8 @@ def _model_engine(
 ) -> _EngineModel:
     engine, parallel, shape = pool.engine, pool.parallel, source_shape.shape
     weights, kv = source_shape.weights or Dtype.BF16, _kv_dtype(engine, source_shape.kv)
-    block_tokens = shape.block_tokens(engine.block_size_tokens or BLOCK_SIZE_TOKENS, kv)
+    least_tokens = engine.block_size_tokens or BLOCK_SIZE_TOKENS
+    block_tokens = shape.block_tokens(least_tokens, kv, parallel.tp)
     max_running_requests, max_batched_tokens = batch_limits(engine, gpu_batch_defaults(device))
     memory_fit = fit(
         shape,

@@ -244,6 +244,10 @@ class Attention:
             return self.head_dim + compression.rope_dim + _VECTOR_SCALES
         return self.head_dim * DTYPE_BYTES[dtype]
 
+    def kv_share(self, tp: int) -> float:
+        """Share of the keys and values on one of `tp` devices, which copy KV heads if need be."""
+        return -(-self.kv_heads // tp) / self.kv_heads
+
     def kv_bytes(self, dtype: Dtype) -> float:
         """Bytes of one token: keys and values, or their latent.
 

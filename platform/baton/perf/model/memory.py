@@ -125,7 +125,7 @@ class ModelSplit:
             return 1.0
         if part is Part.KEY_VALUE and attention is not None:
             is_copied = attention.latent or attention.compression
-            return 1.0 if is_copied else self._kv_share(attention)
+            return 1.0 if is_copied else attention.kv_share(self.tp)
         return 1.0 / self.tp
 
     @property
@@ -147,13 +147,10 @@ class ModelSplit:
         """Share of a layer's keys and values on one device."""
         return self._kv_heads / self.shape.kv_heads
 
-    def _kv_share(self, attention: Attention) -> float:
-        return -(-attention.kv_heads // self.tp) / attention.kv_heads
-
     def stage_token_bytes(self, stage: int, kv: Dtype) -> float:
         """Of one token on one device of a stage; windowed layers count in full."""
         return sum(
-            count * layer.attention.kv_bytes(kv) * self._kv_share(layer.attention)
+            count * layer.attention.kv_bytes(kv) * layer.attention.kv_share(self.tp)
             for layer, count in self._stage_counts(stage).items()
             if layer.attention
         )
@@ -228,8 +225,9 @@ class MemoryFit:
         Windowed layers keep only their window of each request, and each request has its states.
         """
         shape = self.split.shape
-        unwindowed_bytes = shape.kv_token_bytes(self.kv_dtype) * context_tokens
-        request_factor = unwindowed_bytes / shape.request_bytes(context_tokens, self.kv_dtype)
+        tp = self.split.tp
+        tokens_bytes = context_tokens * shape.device_token_bytes(self.kv_dtype, tp)
+        request_factor = tokens_bytes / shape.request_bytes(context_tokens, self.kv_dtype, tp)
         return self.kv_tokens / context_tokens * request_factor
 
 

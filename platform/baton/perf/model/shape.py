@@ -236,12 +236,7 @@ class ModelShape:
 
     def kv_bytes(self, tokens: int, dtype: Dtype) -> float:
         """Bytes of one request of `tokens`; windowed layers keep only their window."""
-        kv_bytes = 0.0
-        for layer, count in self.layer_counts().items():
-            if (attention := layer.attention) is not None:
-                kept_tokens = min(tokens, attention.window_tokens or tokens)
-                kv_bytes += count * kept_tokens * attention.kv_bytes(dtype)
-        return kv_bytes
+        return self._device_kv_bytes(tokens, dtype, 1)
 
     @property
     def state_bytes(self) -> float:
@@ -251,7 +246,7 @@ class ModelShape:
         """
         return sum(count * layer.fixed_bytes for layer, count in self.layer_counts().items())
 
-    def state_block_tokens(self, dtype: Dtype) -> int:
+    def state_block_tokens(self, dtype: Dtype, tp: int = 1) -> int:
         """Tokens of a block of the KV cache that is as large as one layer's state; 0 without.
 
         Source: `align_hybrid_block_size` of vLLM 0.32's `platforms/interface.py`.
@@ -261,11 +256,19 @@ class ModelShape:
         if not state_bytes:
             return 0
         step_tokens = _LATENT_PAGE_TOKENS if self.latent else _PAGE_TOKENS
-        token_bytes = self.kv_layer_bytes(dtype)
-        return step_tokens * -int(-state_bytes // (step_tokens * token_bytes))
+        token_bytes = self.device_token_bytes(dtype, tp) / self.attention_layers
+        return step_tokens * math.ceil(state_bytes / tp / (step_tokens * token_bytes))
 
-    def request_bytes(self, tokens: int, dtype: Dtype) -> float:
-        """Bytes that vLLM allocates for one request of `tokens`.
+    def device_token_bytes(self, dtype: Dtype, tp: int) -> float:
+        """Bytes of one token in all layers on one of `tp` devices; windows count in full."""
+        return sum(
+            count * layer.attention.kv_bytes(dtype) * layer.attention.kv_share(tp)
+            for layer, count in self.layer_counts().items()
+            if layer.attention
+        )
+
+    def request_bytes(self, tokens: int, dtype: Dtype, tp: int = 1) -> float:
+        """Bytes that vLLM allocates for one request of `tokens` on one of `tp` devices.
 
         With states, blocks of all layers have the size of a state. Each layer with attention has as
         many as its tokens need, each other layer one. vLLM groups layers in equal numbers, and pads
@@ -273,12 +276,22 @@ class ModelShape:
 
         Source: `_get_kv_cache_groups_uniform_page_size` of vLLM 0.32's `v1/core/kv_cache_utils.py`.
         """
-        block_tokens = self.state_block_tokens(dtype)
+        block_tokens = self.state_block_tokens(dtype, tp)
         if not block_tokens:
-            return self.kv_bytes(tokens, dtype) + self.state_bytes
+            return self._device_kv_bytes(tokens, dtype, tp) + self.state_bytes
         attention, states = self._grouped_layers
         layer_blocks = attention * -(-tokens // block_tokens) + states
-        return layer_blocks * block_tokens * self.kv_layer_bytes(dtype)
+        token_bytes = self.device_token_bytes(dtype, tp) / self.attention_layers
+        return layer_blocks * block_tokens * token_bytes
+
+    def _device_kv_bytes(self, tokens: int, dtype: Dtype, tp: int) -> float:
+        kv_bytes = 0.0
+        for layer, count in self.layer_counts().items():
+            if (attention := layer.attention) is not None:
+                kept_tokens = min(tokens, attention.window_tokens or tokens)
+                token_bytes = attention.kv_bytes(dtype) * attention.kv_share(tp)
+                kv_bytes += count * kept_tokens * token_bytes
+        return kv_bytes
 
     @property
     def _grouped_layers(self) -> tuple[int, int]:
@@ -288,15 +301,17 @@ class ModelShape:
         group = more if more < _GROUP_RATIO * fewer else fewer
         return -(-attention // group) * group, -(-states // group) * group
 
-    def block_tokens(self, least: int, dtype: Dtype) -> int:
+    def block_tokens(self, least: int, dtype: Dtype, tp: int = 1) -> int:
         """Tokens of a block of the KV cache of which engines ask for `least`."""
-        return max(least, self.state_block_tokens(dtype))
+        return max(least, self.state_block_tokens(dtype, tp))
 
     def request_blocks(self, block_tokens: int, dtype: Dtype) -> int:
         """Blocks of a request beside those of its tokens; a block spans all attention layers."""
         if self.state_layers:
             attention, states = self._grouped_layers
             return -(-states // attention)
+        if not self.state_bytes:
+            return 0
         return math.ceil(self.state_bytes / (block_tokens * self.kv_token_bytes(dtype)))
 
 

@@ -166,7 +166,7 @@ def build_engine_shape(
         max_batched_tokens=chunk_tokens,
         max_running_requests=space.max_running_requests,
     )
-    block_tokens = model.block_tokens(space.block_size_tokens, question.kv_dtype)
+    block_tokens = model.block_tokens(space.block_size_tokens, question.kv_dtype, tp)
     settings = V1Settings(
         timing=Roofline(
             model,
