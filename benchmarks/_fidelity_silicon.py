@@ -17,7 +17,10 @@ from baton.bench.accuracy.accuracy import (
 from baton.bench.accuracy.measurements import MeasuredRow, read_rows
 from baton.perf.fitting.calibration import ErrorStats, MeasurementKind
 
-FIT_ROWS = Path("perf/silicon/h100_dense.csv")
+FIT_ROWS = tuple(
+    Path("perf/silicon") / name
+    for name in ("h100_dense.csv", "h100_qwen3_32b.csv", "h100_experts.csv")
+)
 CHECK_ROWS = Path("perf/silicon/h200_dense_check.csv")
 
 
@@ -27,7 +30,7 @@ def compute_metrics(data_dir: Path) -> dict[str, float]:
     Raises:
         OSError: the data are not there.
     """
-    fit_rows = _read_rows(data_dir / FIT_ROWS)
+    fit_rows = [row for path in FIT_ROWS for row in _read_rows(data_dir / path)]
     calibrations = calibrate_engines(fit_rows)
     for reason, count in Counter(
         reason for row in fit_rows if (reason := _unfit_kind(row))
@@ -38,7 +41,7 @@ def compute_metrics(data_dir: Path) -> dict[str, float]:
             calibration.error(kind)
             for kind in (MeasurementKind.FIRST_TOKEN, MeasurementKind.OUTPUT_TOKEN)
         )
-        print(f"fitted to {FIT_ROWS.name}, {engine}: {_format_errors(ttft, tpot)}")
+        print(f"fitted to {len(fit_rows)} rows, {engine}: {_format_errors(ttft, tpot)}")
     evaluation = evaluate_rows(
         _read_rows(data_dir / CHECK_ROWS), calibrations=calibrations, extrapolate=True
     )

@@ -124,7 +124,7 @@ def report(folder: Path, rows: list[str]) -> dict[str, Any]:
     asked.write_text("\n".join([HEADER, *rows]), encoding="utf-8")
     on.write_text("\n".join([HEADER, *FITTED]), encoding="utf-8")
     shares: list[float] = []
-    known = CalibrationArgs(rows_path=on)
+    known = CalibrationArgs(rows_paths=(on,))
     found = evaluate_rows(asked, known, ignore_invalid=False, on_progress=shares.append)
     assert shares[-1] == 1.0
     return found

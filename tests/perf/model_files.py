@@ -106,8 +106,6 @@ _STORED: Mapping[str, Sequence[tuple[str, float]]] = {
 """Bytes of a parameter by names of transformers, as the lists of exceptions of each file say them;
 16 bits for the rest. Read by a person, not by baton."""
 _FP8_KV = ("nvidia/", "Qwen/Qwen3-32B-FP8-Static")
-_PUBLISHED: Mapping[str, float] = {"nvidia/Llama-3_3-Nemotron-Super-49B-v1": 49.9e9}
-"""Parameters of models that transformers does not build, as the hub shows them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +198,7 @@ def _sums(name: str, config: Mapping[str, Any], built: Mapping[str, Any]) -> dic
     text = config.get("text_config", config)
     sizes = built.get("sizes")
     return {
-        "sum_parameters": sum(size for _, size in sizes) if sizes else _PUBLISHED.get(name),
+        "sum_parameters": sum(size for _, size in sizes) if sizes else None,
         "sum_weights_bytes": _stored_bytes(name, sizes) if sizes else None,
         "sum_kv_bytes": _kv_bytes(name, text, built.get("projected")),
     }

@@ -38,7 +38,9 @@ _MEASUREMENTS = typer.Argument(
     " beside it, or their folder."
 )
 _CALIBRATION = typer.Option(
-    "--calibration", metavar="FILE", help="Rows to calibrate on first; for a CSV."
+    "--calibration",
+    metavar="FILE",
+    help="Rows to calibrate on first; for a CSV. May be repeated.",
 )
 _EXTRAPOLATE = typer.Option(
     "--extrapolate", help="Predict beyond twice the range of the calibration, too; for a CSV."
@@ -78,8 +80,8 @@ class _LogArgs:
 class CalibrationArgs:
     """The data that the model is calibrated on before it predicts."""
 
-    rows_path: Path | None = None
-    """A CSV of rows; None for the uncalibrated model."""
+    rows_paths: tuple[Path, ...] = ()
+    """CSV files of rows; none for the uncalibrated model."""
     extrapolate: bool = False
     """Also predict rows more than twice beyond the range of those."""
 
@@ -91,7 +93,7 @@ def _is_measurements(path: Path) -> bool:
 def calibrate(  # noqa: PLR0913 - each is an option
     measurements: Annotated[Path, _MEASUREMENTS],
     *,
-    calibration: Annotated[Path | None, _CALIBRATION] = None,
+    calibration: Annotated[list[Path] | None, _CALIBRATION] = None,
     extrapolate: Annotated[bool, _EXTRAPOLATE] = False,
     gpu: Annotated[str | None, _GPU] = None,
     model_config: Annotated[str | None, _SHAPE] = None,
@@ -116,7 +118,7 @@ def calibrate(  # noqa: PLR0913 - each is an option
         with report_errors(), progress_bar("predicting") as on_progress:
             evaluation = evaluate_rows(
                 measurements,
-                CalibrationArgs(rows_path=calibration, extrapolate=extrapolate),
+                CalibrationArgs(rows_paths=tuple(calibration or ()), extrapolate=extrapolate),
                 ignore_invalid=ignore_invalid,
                 on_progress=on_progress,
             )
@@ -164,11 +166,12 @@ def evaluate_rows(
     from baton.bench.accuracy.accuracy import Evaluation, calibrate_engines, evaluate_rows
 
     rows, skipped = _read(path, ignore_invalid=ignore_invalid)
-    calibrations = {}
-    if calibration.rows_path is not None:
-        calibrations = calibrate_engines(
-            _read(calibration.rows_path, ignore_invalid=ignore_invalid)[0]
-        )
+    calibration_rows = [
+        row
+        for calibration_path in calibration.rows_paths
+        for row in _read(calibration_path, ignore_invalid=ignore_invalid)[0]
+    ]
+    calibrations = calibrate_engines(calibration_rows)
     evaluations = []
     for number, row in enumerate(rows, start=1):
         evaluations.append(
@@ -181,7 +184,7 @@ def evaluate_rows(
     )
     return {
         "rows": str(path),
-        "calibrated_on": str(calibration.rows_path) if calibration.rows_path else None,
+        "calibrated_on": ", ".join(map(str, calibration.rows_paths)) or None,
         "skipped_lines": skipped,
         **_errors(evaluation),
         "judged": [_row(row) for row in evaluation.evaluated],

@@ -381,8 +381,8 @@ def _nemotron_h(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
 def _gemma_4(keys: ConfigKeys, shape: ModelShape) -> Sequence[Layer]:
     """Layers without a window have heads of another size; experts are beside a feed-forward.
 
-            The last layers of small models use keys and values of earlier layers, and each layer has
-            embeddings of its own. Newer files list what differs in `per_layer_config`.
+    The last layers of small models use keys and values of earlier layers, and each layer has
+    embeddings of its own. Newer files list what differs in `per_layer_config`.
     """
     types = keys.texts("layer_types")
     windowed = replace(_attention(shape), window_tokens=shape.window_tokens)
