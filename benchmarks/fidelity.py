@@ -84,7 +84,7 @@ def load_part(name: str) -> Part:
 
     def run_part(folder: Path) -> Metrics:
         module = importlib.import_module(f"benchmarks._fidelity_{name}")
-        found: Metrics = module.figures(folder)
+        found: Metrics = module.compute_metrics(folder)
         return found
 
     return run_part

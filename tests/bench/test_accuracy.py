@@ -274,6 +274,19 @@ def test_sweeps_of_equal_lengths_begin_at_once_with_the_budget_of_their_engine()
     assert not recipe_of(row).is_published
 
 
+def test_prompts_of_later_sweeps_repeat_but_not_under_sglang_or_with_windows() -> None:
+    row = replace(ROW, prompt_tokens=4000, output_tokens=1000, concurrency=32)
+    lengths = recipe_of(row).draw_lengths(row)
+    assert [length.cached_tokens for length in lengths[:100]] == [0] * 100
+    assert {length.cached_tokens for length in lengths[100:]} == {4000 - 16}
+    for other in (
+        replace(row, backend="sglang"),
+        replace(row, backend="trtllm", model="openai/gpt-oss-120b"),
+        replace(row, prompt_tokens=4096),
+    ):
+        assert not any(each.cached_tokens for each in recipe_of(other).draw_lengths(other))
+
+
 def test_one_model_s_sweep_has_a_waiting_client() -> None:
     row = replace(ROW, backend="trtllm", output_tokens=128, concurrency=16)
     assert recipe_of(row).closed_loop(row).max_running_requests == 16

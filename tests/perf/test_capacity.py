@@ -467,6 +467,13 @@ def test_there_must_be_something_to_measure() -> None:
         simulate_closed_loop(Plain(), [], loop(1))
 
 
+def test_cached_tokens_of_a_prompt_are_not_computed() -> None:
+    fresh = simulate_closed_loop(Plain(), [RequestLengths(900, 5)] * 4, loop(1))
+    cached = simulate_closed_loop(Plain(), [RequestLengths(900, 5, 800)] * 4, loop(1))
+    assert sum(cached.ttft) < sum(fresh.ttft) - 0.07
+    assert sum(cached.tpot) == pytest.approx(sum(fresh.tpot))
+
+
 def test_prompts_that_are_not_mixed_with_decodes_stop_these() -> None:
     requests = [RequestLengths(100, 2), RequestLengths(900, 20)] * 4
     mixed = simulate_closed_loop(Plain(), requests, loop(2))

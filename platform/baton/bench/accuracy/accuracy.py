@@ -60,6 +60,8 @@ switch sums. Source: NVLink SHARP (NVIDIA, Hopper architecture)."""
 _INFERENCE_X_LENGTHS = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
 """Source: InferenceMAX README, benchmark client configuration."""
 _MODELS_WITH_A_WAITING_CLIENT = frozenset({"meta-llama/Llama-3.1-8B-Instruct"})
+_DATASET_PROMPTS = 100
+"""Source: AIPerf, `--num-dataset-entries`, its default."""
 _SEED = 0
 _POOL_ROUNDS = 8
 """Of the number of decoding requests and the wait for prefill, which depend on each other."""
@@ -81,6 +83,8 @@ class _Recipe:
     reserved_slots: int = 0
     """Slots of the batch, one per client, that no request gets."""
     mixes_steps: bool = True
+    distinct_prompts: int | None = None
+    """Later prompts repeat these, so the prefix cache has them; None: all differ."""
     gather_steps: int = 0
     gather_tokens: int = 0
     frontend_requests_per_s: float = math.inf
@@ -103,8 +107,15 @@ class _Recipe:
             return rng.randint(max(2, int(nominal * self.min_length_fraction)), max(2, nominal))
 
         count = row.concurrency * self.requests_per_client
-        return [
+        lengths = [
             RequestLengths(draw(row.prompt_tokens), draw(row.output_tokens)) for _ in range(count)
+        ]
+        if (first_repeated := self.distinct_prompts) is None:
+            return lengths
+        cached_tokens = max(0, row.prompt_tokens - _BLOCK_SIZE_TOKENS)
+        return [
+            each._replace(cached_tokens=cached_tokens if number >= first_repeated else 0)
+            for number, each in enumerate(lengths)
         ]
 
     def closed_loop(self, row: MeasuredRow) -> ClosedLoop:
@@ -271,7 +282,12 @@ def _evaluate_row(
         efficiency = replace(calibration.efficiency, decode_tile=default_efficiency.decode_tile)
         if not extrapolate:
             calibration.check(_conditions(row), row.name)
-    is_simulated = row.backend == "vllm" and not row.disaggregated and row.dp == 1
+    is_simulated = (
+        row.backend == "vllm"
+        and not row.disaggregated
+        and row.dp == 1
+        and recipe_of(row).distinct_prompts is None
+    )
     if row.pools is not None:
         ttft_s, tpot_s = _predict_pools(row, row.pools, efficiency)
     else:
@@ -547,7 +563,9 @@ def _fixed_lengths(row: MeasuredRow) -> _Recipe:
     Rows on H100 are as if all clients began at once with ten requests each: with equal lengths,
     they stay close together. vLLM's and TensorRT-LLM's steps hold about one or two prompts.
     SGLang computes prompts in steps without decodes by default (`--enable-mixed-chunk`). Sweeps
-    over multiples of 1,000 tokens were run later, with the engines' default budgets.
+    over multiples of 1,000 tokens were run later, with the engines' default budgets. Their prompts
+    seem to repeat: vLLM and TensorRT-LLM hardly compute any. TensorRT-LLM does not reuse blocks of
+    models with windows.
 
     TensorRT-LLM's rows of one model show one waiting client, as if the batch had a slot for each
     and one slot were a dummy request's that pads CUDA graphs. On H100 they level off at 36 requests
@@ -564,7 +582,8 @@ def _fixed_lengths(row: MeasuredRow) -> _Recipe:
         else Dtype.BF16,
     )
     if row.prompt_tokens % 1000 == 0:
-        return recipe
+        repeats = row.backend != "sglang" and not find_shape(row.model).windowed_layers
+        return replace(recipe, distinct_prompts=_DATASET_PROMPTS if repeats else None)
     match row.backend:
         case "sglang":
             return replace(recipe, mixes_steps=False)

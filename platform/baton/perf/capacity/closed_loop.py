@@ -36,6 +36,8 @@ class RequestLengths(NamedTuple):
 
     prompt_tokens: int
     output_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt, in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,10 @@ def simulate_closed_loop(
     if not requests:
         raise ValueError("closed loop: got no requests, expected 1 or more")
     state = _State()
-    state.unsent.extend(_Request(lengths, number) for number, lengths in enumerate(requests))
+    state.unsent.extend(
+        _Request(lengths, number, computed_tokens=lengths.cached_tokens)
+        for number, lengths in enumerate(requests)
+    )
     for _ in range(min(loop.clients, len(requests))):
         _send_next(state, 0.0)
     while state.arriving or state.waiting or state.running:
