@@ -381,7 +381,7 @@ def _predict_simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float,
         prefix_caching=False,
         pipeline_stages=row.pp,
     )
-    requests = [TraceRequest(0.0, *lengths) for lengths in recipe.draw_lengths(row)]
+    requests = [TraceRequest(0.0, *lengths[:2]) for lengths in recipe.draw_lengths(row)]
     outcomes = simulate_engine(settings, requests, clients=loop.clients, think_s=loop.think_time_s)
     ttft_s = mean([outcome.ttft_s for outcome in outcomes]) + loop.think_time_s
     return ttft_s, mean([outcome.tpot_s for outcome in outcomes])
