@@ -100,7 +100,7 @@ def test_streams_are_bounded_by_the_slots_of_replicas() -> None:
 
 
 @pytest.mark.parametrize("step_s", [0.02, 0.5, 4.0])
-def test_streams_that_live_shorter_than_a_step_are_bounded_by_generated_tokens(
+def test_streams_shorter_than_a_step_are_bounded_by_the_generated_tokens(
     step_s: float,
 ) -> None:
     # 100 streams generate 1,000 tokens a second: 500 requests/s of 2 tokens, each within 0.2 s.

@@ -138,7 +138,7 @@ def test_the_drifting_mix_goes_from_short_to_long_and_back_each_day() -> None:
 
 
 @pytest.mark.parametrize("name", ["short_short", "long_long"])
-def test_an_oracle_that_knows_the_demand_of_a_mix_serves_it(name: str) -> None:
+def test_the_oracle_of_a_mix_serves_it(name: str) -> None:
     windows = _slo_servegen.length_mixes(day())[name][:18]
     assert _slo_servegen.series_metrics(windows, "oracle", 30.0)["attainment"] >= 0.99
 
@@ -152,7 +152,7 @@ def test_an_oracle_that_attains_too_little_stops_the_benchmark() -> None:
         check_oracle(rows, "load", min_attainment=0.99)
 
 
-def test_a_part_that_was_not_run_has_no_headline() -> None:
+def test_a_policy_that_was_not_run_has_no_headline() -> None:
     assert headline(table(measured, names=("oracle",), cold_starts_s=(30.0,)), "load") == {}
     told = headline(table(measured, names=("oracle", "baton"), cold_starts_s=(30.0,)), "load")
     assert "gpu_hours_over_oracle_load" in told
