@@ -180,6 +180,16 @@ def _capacity(prompt_tokens: float, output_tokens: float) -> ReplicaCapacity:
     )
 
 
+def usable_capacity(capacity: FluidCapacity) -> FluidCapacity:
+    """The part of a replica's capacity that the fluid serves; the oracle plans with no more."""
+    usable = OPTIONS.usable_fraction
+    return capacity._replace(
+        prefill_tokens_per_s=usable * capacity.prefill_tokens_per_s,
+        decode_tokens_per_s=usable * capacity.decode_tokens_per_s,
+        max_streams=usable * capacity.max_streams,
+    )
+
+
 class _Load(NamedTuple):
     """A series as all policies get it."""
 
@@ -224,7 +234,7 @@ def run(windows: tuple[RateWindow, ...], name: str, cold_start_s: float) -> Flui
         lambda at_s: load.demands[minute(at_s)],
         interval_s=INTERVAL_S,
         every_s=_FORESIGHT_S,
-        capacity_at=capacity_at,
+        capacity_at=lambda at_s: usable_capacity(capacity_at(at_s)),
     )
     return flow(load.inflows_by_step, pools, scaler, OPTIONS, capacity_at=capacity_at)
 

@@ -143,6 +143,11 @@ def test_the_oracle_of_a_mix_serves_it(name: str) -> None:
     assert _slo_servegen.series_metrics(windows, "oracle", 30.0)["attainment"] >= 0.99
 
 
+def test_the_oracle_of_a_large_fleet_plans_with_the_usable_part_of_its_capacity() -> None:
+    windows = tuple(RateWindow(600.0 * number, 4000.0, 300.0, 50.0) for number in range(6))
+    assert _slo_servegen.series_metrics(windows, "oracle", 30.0)["attainment"] >= 0.99
+
+
 def test_an_oracle_that_attains_too_little_stops_the_benchmark() -> None:
     rows = table(measured, names=("oracle", "baton"), cold_starts_s=(30.0,))
     check_oracle(rows, "load", min_attainment=0.98)
