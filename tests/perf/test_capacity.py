@@ -356,7 +356,7 @@ class Twin:
         for at in sorted(self.free_at):
             if at <= self.now and self.to_come:
                 self.free_at.remove(at)
-                number, (prompt, out) = self.to_come.pop(0)
+                number, (prompt, out, _) = self.to_come.pop(0)
                 self.queue.append(One(number, at, prompt, out))
 
     def step(self) -> None:
