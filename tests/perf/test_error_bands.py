@@ -45,11 +45,20 @@ def test_a_gpu_with_measured_rows_has_their_error_and_their_number() -> None:
     assert f"{row.rows} rows of H200 under vLLM" in errors.source
 
 
-@pytest.mark.parametrize(("gpu", "has_experts"), [("l4", False), ("h200_sxm", True)])
-def test_a_gpu_or_a_kind_of_model_without_rows_has_no_band(gpu: str, *, has_experts: bool) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "has_experts", "times"),
+    [
+        ("l4", False, "kernels measured on h100_sxm"),
+        ("h200_sxm", True, "kernels measured on h200_sxm"),
+        ("mi300x", False, "data sheet"),
+    ],
+)
+def test_a_gpu_or_a_kind_of_model_without_rows_has_no_band(
+    gpu: str, times: str, *, has_experts: bool
+) -> None:
     errors = shipped_errors(gpu, has_experts=has_experts)
     assert (errors.ttft, errors.tpot) == (None, None)
-    assert str(errors).startswith("not known: roofline: no measured rows of ")
+    assert str(errors).startswith(f"not known: {times}: no measured rows of ")
     assert ("H200" in errors.source) is not has_experts
 
 

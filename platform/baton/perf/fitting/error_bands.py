@@ -8,6 +8,7 @@ from statistics import quantiles
 from typing import NamedTuple
 
 from baton.perf.fitting.calibration import Calibration, Conditions, MeasurementKind
+from baton.perf.hardware.kernel_fits import measured_system
 
 
 class ShippedError(NamedTuple):
@@ -94,6 +95,8 @@ def shipped_errors(accelerator: str, *, has_experts: bool) -> TimeErrors:
                 tpot=ErrorBand(low=-row.tpot_mape, high=row.tpot_mape),
                 source=f"mean absolute error on {_rows_text(row)}",
             )
+    system = measured_system(accelerator)
+    times = "data sheet" if system is None else f"kernels measured on {system}"
     subject = f"{accelerator} with experts" if has_experts else accelerator
     nearest = "".join(
         f"; on {_rows_text(row)} TTFT ±{row.ttft_mape:.0%}, TPOT ±{row.tpot_mape:.0%}"
@@ -102,7 +105,7 @@ def shipped_errors(accelerator: str, *, has_experts: bool) -> TimeErrors:
     return TimeErrors(
         ttft=None,
         tpot=None,
-        source=f"roofline: no measured rows of {subject} were compared{nearest}",
+        source=f"{times}: no measured rows of {subject} were compared{nearest}",
     )
 
 
