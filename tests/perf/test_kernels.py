@@ -19,7 +19,7 @@ from baton.perf.model.layer_work import Matrix
 from baton.perf.model.layers import Attention
 from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.kernels import EngineKernels, context_s
-from baton.perf.steps.roofline import Roofline
+from baton.perf.steps.roofline import Roofline, StepParts
 from tests.perf.shapes import H100, LLAMA_70B
 
 GPU = find_accelerator("H100")
@@ -136,6 +136,22 @@ def test_ranks_that_share_experts_read_fewer_keys_and_all_experts() -> None:
     assert ranks.attention_s < 0.4 * alone.attention_s
     assert ranks.experts_s < 0.5 * alone.experts_s
     assert alone.wire_s == 0 < ranks.wire_s
+
+
+def test_one_prompt_is_computed_by_one_rank_and_many_by_all() -> None:
+    timing = Roofline(GPT_OSS, GPU, weights=Dtype.FP4, dp=8, ep=8)
+
+    def parts(prompts: int) -> StepParts:
+        pairs = 8192 / 8 * (8192 / 8 + 1) / 2 * 8
+        return timing.parts(
+            StepBatch(prefill_tokens=8192, prefill_requests=prompts, prefill_pairs=pairs)
+        )
+
+    assert parts(1).gemm_s > 4 * parts(8).gemm_s
+    assert parts(1).attention_s > 3 * parts(8).attention_s
+    assert parts(1).experts_s == parts(8).experts_s
+    batch = StepBatch(prefill_tokens=8192, prefill_requests=2, prefill_pairs=1e7)
+    assert timing.step_s(batch) == sum(timing.parts(batch))
 
 
 def test_a_step_with_prompts_costs_the_host_more() -> None:

@@ -430,6 +430,9 @@ def test_a_config_says_how_weights_are_stored(said: dict[str, object], dtype: Dt
         ("bloom-176b", "bigscience/bloom", None),
         ("deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-R1", Dtype.FP8),
         ("openai/gpt-oss-120b", "openai/gpt-oss-120b", Dtype.FP4),
+        ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek-ai/DeepSeek-R1", Dtype.FP4),
+        ("moonshotai/Kimi-K2-Thinking", "moonshotai/Kimi-K2", Dtype.INT4),
+        ("moonshotai/Kimi-K2-Instruct", "moonshotai/Kimi-K2", Dtype.FP8),
         (
             "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
             "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",

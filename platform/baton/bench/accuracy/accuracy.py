@@ -123,7 +123,7 @@ class _Recipe:
         return ClosedLoop(
             clients=row.concurrency,
             max_running_requests=max(1, row.concurrency - self.reserved_slots),
-            max_batched_tokens=self.max_batched_tokens,
+            max_batched_tokens=self.max_batched_tokens * row.dp,
             max_prefill_delay_steps=self.gather_steps,
             prefill_batch_tokens=self.gather_tokens,
             mixes_steps=self.mixes_steps,
@@ -317,10 +317,10 @@ def _predict_pools(
 ) -> tuple[float, float]:
     """Mean latencies of two pools: clients that wait, are prefilled, and are decoded.
 
-    Clients are spread evenly over workers. Decoding requests are the share of the clients that
-    Little's law gives. A prompt waits behind the others that began with it, and as in a queue with
-    random arrivals later, never for more than all clients' prompts. Keys and values cross the
-    network, and the decode pool's first step gives the first token.
+    Clients are spread evenly over workers and their ranks. Decoding requests are the share of the
+    clients that Little's law gives. A prompt waits behind the others that began with it, and as in
+    a queue with random arrivals later, never for more than all clients' prompts. Keys and values
+    cross the network, and the decode pool's first step gives the first token.
 
     Source: Pollaczek-Khinchine for an M/D/1 queue.
     """
@@ -339,7 +339,7 @@ def _predict_pools(
             prefill, [RequestLengths(each.prompt_tokens, 1) for each in lengths[:10]], alone
         ).ttft
     )
-    clients = row.concurrency / pools.prefill_workers
+    clients = max(1.0, row.concurrency / (pools.prefill_workers * pools.prefill.dp))
     first_wait_s = (clients - 1) / 2 * prompt_s / recipe.requests_per_client
     decoding, ttft_s, tpot_s = float(row.concurrency), prompt_s, 0.0
     for _ in range(_POOL_ROUNDS):

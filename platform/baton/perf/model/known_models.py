@@ -626,7 +626,7 @@ def find_shape(hub_id: str) -> ModelShape:
     """
     normalized = _normalize_name(hub_id)
     shape = _BY_NORMALIZED_NAME.get(normalized) or _BY_NORMALIZED_NAME.get(
-        re.sub(r"-v0\.\d$", "", normalized)
+        re.sub(r"-v\d(\.\d)?$", "", normalized)
     )
     if shape is None:
         similar = get_close_matches(normalized, _BY_NORMALIZED_NAME, n=3, cutoff=0.5)
@@ -646,14 +646,21 @@ def find_shape(hub_id: str) -> ModelShape:
 
 def dtype_hint(hub_id: str) -> Dtype | None:
     """The storage type of the weights by the name; None when the name does not tell."""
-    for part in _parts(hub_id):
+    parts = _parts(hub_id)
+    for part in parts:
         if part in _DTYPE_BY_NAME_PART:
             return _DTYPE_BY_NAME_PART[part]
+    if parts == _TRAINED_IN_INT4:
+        return Dtype.INT4
     shape = _BY_NORMALIZED_NAME.get(_normalize_name(hub_id))
     if shape is None:
         return None
     dtypes = (dtype for start, dtype in _STORED_AS.items() if shape.name.startswith(start))
     return None if "Distill" in shape.name else next(dtypes, None)
+
+
+_TRAINED_IN_INT4 = ["kimi", "k2", "thinking"]
+"""Source: moonshotai/Kimi-K2-Thinking, model card: native INT4 of the experts."""
 
 
 def _parts(hub_id: str) -> list[str]:

@@ -189,30 +189,35 @@ class EngineKernels:
 
     # ------------------------------------------------------------------ attention
 
-    def prefill_attention_s(self, attention: Attention, tokens: int, pairs: float) -> float:
-        """One layer's, of prompts with these tokens and pairs in all; taken as alike."""
+    def prefill_attention_s(
+        self, attention: Attention, tokens: int, pairs: float, *, ranks: int = 1
+    ) -> float:
+        """One layer's, of prompts with these tokens and pairs in all; taken as alike.
+
+        The prompts are spread over `ranks`.
+        """
         if (window := attention.window_tokens) is not None:
             pairs = min(pairs, tokens * window)
         measured = self._measured_prefill(attention)
         if measured is None:
-            return self._sheet_prefill_s(self._device, attention, tokens, pairs)
+            return self._sheet_prefill_s(self._device, attention, tokens, pairs, ranks)
         grid, scale = measured
         length = max(1.0, 2 * pairs / tokens - 1)
-        heads = per_device(attention.heads, self._tp) * tokens / self._dp / length
+        heads = per_device(attention.heads, self._tp) * tokens / ranks / length
         seconds = scale * grid.at(length, heads)
         if self._relative is None:
             return seconds
         own_s, relative_s = (
-            self._sheet_prefill_s(device, attention, tokens, pairs)
+            self._sheet_prefill_s(device, attention, tokens, pairs, ranks)
             for device in (self._device, self._relative)
         )
         return seconds * own_s / relative_s
 
     def _sheet_prefill_s(
-        self, device: Accelerator, attention: Attention, tokens: int, pairs: float
+        self, device: Accelerator, attention: Attention, tokens: int, pairs: float, ranks: int
     ) -> float:
         costs = self._attention_costs(device, attention)
-        all_pairs = (pairs + tokens * costs.extra_pairs) / self._dp
+        all_pairs = (pairs + tokens * costs.extra_pairs) / ranks
         return self._efficiency.attention_launch_s + all_pairs * costs.pair_s
 
     def _measured_prefill(self, attention: Attention) -> tuple[LogGrid, float] | None:
@@ -276,11 +281,11 @@ class EngineKernels:
             for context in _CONTEXTS
         )
 
-    def state_prefill_s(self, state: StateMixer, tokens: int) -> float:
+    def state_prefill_s(self, state: StateMixer, tokens: int, *, ranks: int = 1) -> float:
         """One layer's pass of prompts through their states, beside its products."""
         numbers = per_device(state.heads, self._tp) * state.key_dim * state.value_dim
         rate = self._device.flops_of(Dtype.BF16) * _STATE_COMPUTE
-        return self._efficiency.attention_launch_s + _STATE_OPS * numbers * tokens / self._dp / rate
+        return self._efficiency.attention_launch_s + _STATE_OPS * numbers * tokens / ranks / rate
 
     def state_decode_s(self, state: StateMixer, requests: int) -> float:
         """One layer's states of decoding requests: each is read and written."""

@@ -156,6 +156,8 @@ class Roofline:
 
         The sum is inlined: engines and placement call it about twenty times per request.
         """
+        if self._dp > 1:
+            return sum(self.parts(batch))
         prefill_tokens, prefills = batch.prefill_tokens, batch.prefill_requests
         decodes, finished = batch.decode_requests, batch.finished_prefills
         if decodes and not (prefill_tokens or prefills or finished):
@@ -193,8 +195,9 @@ class Roofline:
     def parts(self, batch: StepBatch) -> StepParts:
         """The terms of `step_s`, each with its factor."""
         sampled = batch.finished_prefills + batch.decode_requests
-        layers, output = self._layer_costs(batch.tokens), self._output_costs(sampled)
         requests = batch.prefill_requests + batch.decode_requests
+        layers = self._layer_costs(batch.tokens, min(self._dp, max(1, requests)))
+        output = self._output_costs(sampled)
         return StepParts(
             fixed_s=self._fixed_s,
             requests_s=requests * self._request_s,
@@ -210,18 +213,20 @@ class Roofline:
         """Prompts' and decodes' attention, in one launch where there are both."""
         tokens, requests, seconds = batch.prefill_tokens, batch.decode_requests, 0.0
         if tokens:
-            seconds = self._prefill_attention_s(tokens, batch.prefill_pairs)
+            ranks = min(self._dp, max(1, batch.prefill_requests))
+            seconds = self._prefill_attention_s(tokens, batch.prefill_pairs, ranks)
         if requests:
             decode_s = self._decode_attention_s(requests, batch.decode_context_tokens)
             launch_s = self._decode_attention_s(1, 1) if tokens else 0.0
             seconds += max(0.0, decode_s - launch_s)
         return seconds
 
-    def _layer_costs(self, tokens: int) -> _TokenCosts:
-        """Costs of all layers that depend only on the number of tokens."""
-        cached = self._layer_cache.get(tokens)
+    def _layer_costs(self, tokens: int, ranks: int = 1) -> _TokenCosts:
+        """Costs of all layers that depend only on the number of tokens, and of ranks with any."""
+        key = tokens * self._dp + ranks - 1
+        cached = self._layer_cache.get(key)
         if cached is None:
-            cached = self._layer_cache[tokens] = self._compute_layer_costs(tokens)
+            cached = self._layer_cache[key] = self._compute_layer_costs(tokens, ranks)
         return cached
 
     def _output_costs(self, sampled: int) -> _TokenCosts:
@@ -230,10 +235,10 @@ class Roofline:
             cached = self._output_cache[sampled] = self._compute_output_costs(sampled)
         return cached
 
-    def _compute_layer_costs(self, tokens: int) -> _TokenCosts:
+    def _compute_layer_costs(self, tokens: int, ranks: int) -> _TokenCosts:
         if not tokens:
             return _ZERO_COSTS
-        efficiency, kernels, rows = self._efficiency, self._kernels, -(-tokens // self._dp)
+        efficiency, kernels, rows = self._efficiency, self._kernels, -(-tokens // ranks)
         products_s = sum(
             kind.layers * kernels.gemm_s(matrix, rows)
             for kind in self._layer_kinds
@@ -295,14 +300,15 @@ class Roofline:
             for kind in self._layer_kinds
         )
 
-    def _prefill_attention_s(self, tokens: int, pairs: float) -> float:
+    def _prefill_attention_s(self, tokens: int, pairs: float, ranks: int) -> float:
         kernels = self._kernels
         seconds = sum(
-            count * kernels.prefill_attention_s(attention, tokens, pairs)
+            count * kernels.prefill_attention_s(attention, tokens, pairs, ranks=ranks)
             for attention, count in self._attentions.items()
         )
         return seconds + sum(
-            count * kernels.state_prefill_s(state, tokens) for state, count in self._states.items()
+            count * kernels.state_prefill_s(state, tokens, ranks=ranks)
+            for state, count in self._states.items()
         )
 
     def _decode_attention_s(self, requests: int, context: int) -> float:
