@@ -356,8 +356,9 @@ class Twin:
         for at in sorted(self.free_at):
             if at <= self.now and self.to_come:
                 self.free_at.remove(at)
-                number, (prompt, out, _) = self.to_come.pop(0)
-                self.queue.append(One(number, at, prompt, out))
+                number, (prompt, out, cached) = self.to_come.pop(0)
+                done = max(0, min(cached, prompt - 1))
+                self.queue.append(One(number, at, prompt, out, done=done))
 
     def step(self) -> None:
         room = self.how.max_batched_tokens - len(self.running)
@@ -404,7 +405,9 @@ class Twin:
 
 
 LENGTHS = st.lists(
-    st.builds(RequestLengths, st.integers(1, 3000), st.integers(1, 40)), min_size=1, max_size=20
+    st.builds(RequestLengths, st.integers(1, 3000), st.integers(1, 40), st.integers(-9, 4000)),
+    min_size=1,
+    max_size=20,
 )
 
 

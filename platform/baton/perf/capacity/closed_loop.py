@@ -101,7 +101,12 @@ def simulate_closed_loop(
         raise ValueError("closed loop: got no requests, expected 1 or more")
     state = _State()
     state.unsent.extend(
-        _Request(lengths, number, computed_tokens=lengths.cached_tokens)
+        _Request(
+            lengths,
+            number,
+            # The last token of a prompt is always computed.
+            computed_tokens=max(0, min(lengths.cached_tokens, lengths.prompt_tokens - 1)),
+        )
         for number, lengths in enumerate(requests)
     )
     for _ in range(min(loop.clients, len(requests))):
