@@ -96,6 +96,28 @@ def test_experts_in_the_tables_take_what_was_measured() -> None:
         assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.02)
 
 
+def test_experts_in_four_bits_are_multiplied_so_where_the_gpu_can() -> None:
+    shape = find_shape("nvidia/DeepSeek-R1-0528-FP4")
+    fits = kernel_fits.kernel_fits("b200_sxm", "sglang")
+    table = fits.experts("fp4") if fits else None
+    assert table is not None
+    assert shape.experts is not None
+    kernels = EngineKernels(
+        find_accelerator("B200"),
+        DEFAULT_EFFICIENCY,
+        engine="sglang",
+        tp=8,
+        dp=1,
+        ep=1,
+        weights=Dtype.BF16,
+        experts=Dtype.FP4,
+        kv=Dtype.BF16,
+    )
+    widths, grid = table.nearest(ExpertWidths(7168, 2048, 8, 256, 8, 1))
+    assert widths.experts == 256
+    assert kernels.experts_s(shape.experts, shape.hidden, 512) == grid.at(512)
+
+
 def test_experts_of_other_widths_are_scaled_from_the_nearest() -> None:
     fits = kernel_fits.kernel_fits("h100_sxm", "vllm")
     table = fits.experts("mxfp4") if fits else None

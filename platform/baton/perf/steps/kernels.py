@@ -45,7 +45,7 @@ _EXPERT_TABLES: Final = {
     Dtype.FP16: ("bf16",),
     Dtype.FP8: ("fp8_block", "fp8"),
     Dtype.INT8: ("fp8_block", "fp8"),
-    Dtype.FP4: ("mxfp4", "fp4"),
+    Dtype.FP4: ("fp4", "mxfp4"),
     Dtype.INT4: ("int4", "mxfp4"),
 }
 _GEMM_TABLES: Final = {
@@ -157,7 +157,10 @@ class EngineKernels:
     def _nearest_experts(self, widths: ExpertWidths) -> tuple[ExpertWidths, LogGrid] | None:
         if self._fits is None:
             return None
-        tables = (self._fits.experts(name) for name in _EXPERT_TABLES[self._experts])
+        names = _EXPERT_TABLES[self._experts]
+        if self._experts is Dtype.FP4 and Dtype.FP4 not in self._device.flops_by_dtype:
+            names = names[::-1]
+        tables = (self._fits.experts(name) for name in names)
         found = [table.nearest(widths) for table in tables if table is not None]
         return min(found, key=lambda item: item[0].distance(widths), default=None)
 
