@@ -30,7 +30,7 @@ def compute_metrics(data_dir: Path) -> dict[str, float]:
     Raises:
         OSError: the data are not there.
     """
-    fit_rows = [row for path in FIT_ROWS for row in _read_rows(data_dir / path)]
+    fit_rows = [row for path in FIT_ROWS for row in read_csv(data_dir / path)]
     calibrations = calibrate_engines(fit_rows)
     for reason, count in Counter(
         reason for row in fit_rows if (reason := _unfit_kind(row))
@@ -41,29 +41,26 @@ def compute_metrics(data_dir: Path) -> dict[str, float]:
             calibration.error(kind)
             for kind in (MeasurementKind.FIRST_TOKEN, MeasurementKind.OUTPUT_TOKEN)
         )
-        print(f"fitted to {len(fit_rows)} rows, {engine}: {_format_errors(ttft, tpot)}")
+        print(f"fitted to {len(fit_rows)} rows, {engine}: {format_errors(ttft, tpot)}")
     evaluation = evaluate_rows(
-        _read_rows(data_dir / CHECK_ROWS), calibrations=calibrations, extrapolate=True
+        read_csv(data_dir / CHECK_ROWS), calibrations=calibrations, extrapolate=True
     )
     print_evaluation(evaluation)
     metrics: dict[str, float] = {}
     for label, rows in subsets(evaluation).items():
         ttft, tpot = evaluation.errors(rows)
-        metrics |= _error_metrics(f"h200_{label}", "", ttft, tpot)
+        metrics |= error_metrics(f"h200_{label}", "", ttft, tpot)
         plausible = [row for row in rows if row.implausible_reason is None]
         if len(plausible) < len(rows):
-            metrics |= _error_metrics(f"h200_{label}", "_plausible", *evaluation.errors(plausible))
+            metrics |= error_metrics(f"h200_{label}", "_plausible", *evaluation.errors(plausible))
             suspect = evaluation.plausible_in_suspect_sweeps()
             unsuspected = [row for row in plausible if row not in suspect]
-            metrics |= _error_metrics(
-                f"h200_{label}", "_unspoiled", *evaluation.errors(unsuspected)
-            )
+            metrics |= error_metrics(f"h200_{label}", "_unspoiled", *evaluation.errors(unsuspected))
     return metrics
 
 
-def _error_metrics(
-    prefix: str, suffix: str, ttft: ErrorStats, tpot: ErrorStats
-) -> dict[str, float]:
+def error_metrics(prefix: str, suffix: str, ttft: ErrorStats, tpot: ErrorStats) -> dict[str, float]:
+    """Named figures of two errors."""
     return {
         f"{prefix}rows{suffix}": ttft.rows,
         f"{prefix}tpot_mape{suffix}": tpot.mape,
@@ -98,7 +95,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
     print(f"{'engine':22}{'model':36}{'device':14}{'rows':>5}   TTFT, TPOT: mean error, bias")
     for (engine, model, device), rows in evaluation.groups().items():
         ttft, tpot = evaluation.errors(rows)
-        print(f"{engine:22}{model:36}{device:14}{len(rows):5}   {_format_errors(ttft, tpot)}")
+        print(f"{engine:22}{model:36}{device:14}{len(rows):5}   {format_errors(ttft, tpot)}")
     saturated = [row.row.name for row in evaluation.evaluated if row.is_saturated]
     print(
         f"saturated (TTFT of {SATURATED_TTFT_S:g} s and more), not in the means: {len(saturated)}"
@@ -112,15 +109,17 @@ def print_evaluation(evaluation: Evaluation) -> None:
     if suspect := evaluation.plausible_in_suspect_sweeps():
         ttft, tpot = evaluation.errors(suspect)
         print(f"others of the same sweeps, plausible by themselves: {len(suspect)} rows, ", end="")
-        print(f"TTFT, TPOT {_format_errors(ttft, tpot)}")
+        print(f"TTFT, TPOT {format_errors(ttft, tpot)}")
     for reason, count in Counter(row.reason for row in evaluation.skipped).items():
         print(f"not evaluated: {count} rows: {reason}")
 
 
-def _format_errors(ttft: ErrorStats, tpot: ErrorStats) -> str:
+def format_errors(ttft: ErrorStats, tpot: ErrorStats) -> str:
+    """Mean error and bias of both."""
     return f"{ttft.mape:6.1%} {ttft.bias:+7.1%}   {tpot.mape:6.1%} {tpot.bias:+7.1%}"
 
 
-def _read_rows(path: Path) -> list[MeasuredRow]:
+def read_csv(path: Path) -> list[MeasuredRow]:
+    """The rows of one file."""
     with path.open(encoding="utf-8") as lines:
         return read_rows(lines, path.name)[0]

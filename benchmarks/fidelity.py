@@ -1,7 +1,8 @@
 """How far the performance model and the simulator are from what others have measured.
 
-Parts, each against published measurements: `silicon` (TTFT and TPOT of GPUs), `vllm_log` (one
-engine's request log). All figures are simulated (S); `benchmarks/README.md` says what each means.
+Parts, each against published measurements: `silicon` (TTFT and TPOT of GPUs), `leave_out` (the
+same on H100, each model calibrated without it), `vllm_log` (one engine's request log). All figures
+are simulated (S); `benchmarks/README.md` says what each means.
 
 Prints a line `name value` for each figure, and one JSON object as the last line of stdout; writes
 `benchmarks/results/fidelity.json`, which keeps what it has of parts that did not run. Progress goes
@@ -30,7 +31,7 @@ from typing import NamedTuple
 from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import provenance
 
-PARTS = ("silicon", "vllm_log")
+PARTS = ("silicon", "leave_out", "vllm_log")
 DATA_VARIABLE = "BATON_TRACES"
 
 Metrics = dict[str, float]

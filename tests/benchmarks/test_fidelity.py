@@ -3,7 +3,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.fidelity import PARTS, Metrics, find_data_folder, run_parts, write_results
+import pytest
+
+from benchmarks.fidelity import (
+    PARTS,
+    Metrics,
+    find_data_folder,
+    load_part,
+    run_parts,
+    write_results,
+)
 
 
 def _fine(folder: Path) -> Metrics:
@@ -20,6 +29,13 @@ def test_a_part_that_fails_costs_its_own_figures_only(tmp_path: Path) -> None:
     assert runs["fine"].failure is None
     assert runs["broken"].metrics == {}
     assert runs["broken"].failure == "ValueError: no such table"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_computes_from_its_folder(part: str, tmp_path: Path) -> None:
+    run = run_parts({part: load_part(part)}, tmp_path)[part]
+    assert run.failure is not None
+    assert run.failure.startswith("FileNotFoundError")
 
 
 def test_parts_that_did_not_run_keep_what_the_file_has_of_them(tmp_path: Path) -> None:
