@@ -356,6 +356,14 @@ def test_pools_are_predicted_by_their_workers() -> None:
     assert alone.tpot.predicted_s == pytest.approx(9.1e-3, rel=0.3)
 
 
+def test_prompts_of_short_answers_queue_for_a_prefill_pool() -> None:
+    (row,), _ = read_rows([POOLS_HEADER, POOLS], "rows.csv")
+    short = replace(row, output_tokens=128, concurrency=24)
+    alone, crowded = evaluate_rows([row, short]).evaluated
+    # The others that began with it delay a prompt by half of its own time.
+    assert crowded.ttft.predicted_s > 2 * alone.ttft.predicted_s
+
+
 def test_pools_of_unknown_workers_are_not_predicted() -> None:
     (row,), _ = read_rows([POOLS_HEADER, POOLS.replace(",2,16,1,8", ",,16,,8")], "rows.csv")
     (skipped,) = evaluate_rows([row]).skipped
