@@ -16,7 +16,7 @@ from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency
 from baton.perf.hardware.kernel_fits import ExpertWidths, LogGrid
 from baton.perf.model.known_models import find_shape
 from baton.perf.model.layer_work import Matrix
-from baton.perf.model.layers import Attention
+from baton.perf.model.layers import Attention, StateMixer
 from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.kernels import EngineKernels, context_s
 from baton.perf.steps.roofline import Roofline, StepParts
@@ -141,6 +141,16 @@ def test_prompts_of_twice_the_length_take_up_to_four_times_the_attention() -> No
 
     assert 2.5 < seconds(16_384) / seconds(8_192) < 4.0
     assert seconds(65_536) / seconds(32_768) == pytest.approx(4.0, rel=0.02)
+
+
+def test_a_prompts_pass_through_states_takes_what_was_measured() -> None:
+    """Source: AIConfigurator, gdn table of vLLM 0.24 on H100: 48 heads of 128 x 128."""
+    state = StateMixer(
+        name="gated delta net", matrices=(), state_bytes=0, heads=48, key_dim=128, value_dim=128
+    )
+    for tokens, milliseconds in ((8192, 0.39208), (32_768, 1.52032)):
+        seconds = kernels_of("H100").state_prefill_s(state, tokens)
+        assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.1)
 
 
 def test_a_window_bounds_prompts_and_decodes() -> None:

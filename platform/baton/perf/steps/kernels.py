@@ -33,12 +33,12 @@ _MEASURED_RANKS: Final = 8
 _LAUNCH_BYTES: Final = 256
 _CONTEXTS: Final = tuple(2.0**octave for octave in range(1, 18))
 """Of a decode curve: 2, 4, ... 131,072 tokens."""
-_STATE_COMPUTE: Final = 0.3
-"""Share of the rated operations per second of a prompt's pass through a state. Source: the same
-tables, gated delta rule of Qwen3.5 (H100, vLLM 0.24)."""
+_STATE_COMPUTE: Final = 0.13
+"""Share of the rated operations per second of a prompt's pass through a state. Source:
+AIConfigurator's `gdn` table of vLLM 0.24 on H100, Qwen3.5-27B, 8,192 tokens."""
 _STATE_OPS: Final = 8
-"""Per token and number of the state: decay, update and read, each a multiply-add, and the chunk's
-own products. Source: Yang et al., Gated Delta Networks (2412.06464) §3."""
+"""Per token and number of the state: decay, update, read and the chunk's products, a multiply-add
+each. An assumption; `_STATE_COMPUTE` is relative to it."""
 _EXPERT_TABLES: Final = {
     Dtype.FP32: ("bf16",),
     Dtype.BF16: ("bf16",),
