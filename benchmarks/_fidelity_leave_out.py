@@ -23,7 +23,7 @@ def compute_metrics(data_dir: Path) -> dict[str, float]:
     for model in sorted({row.model for row in rows}):
         calibrations = calibrate_engines([row for row in rows if row.model != model])
         judged = [row for row in rows if row.model == model and row.concurrency <= _MAX_CLIENTS]
-        evaluation = evaluate_rows(judged, calibrations=calibrations, extrapolate=True)
+        evaluation = evaluate_rows(judged, calibrations=calibrations)
         by_engine: dict[str, list[EvaluatedRow]] = defaultdict(list)
         for evaluated in evaluation.unsaturated:
             by_engine[evaluated.row.backend].append(evaluated)

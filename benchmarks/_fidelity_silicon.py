@@ -42,9 +42,7 @@ def compute_metrics(data_dir: Path) -> dict[str, float]:
             for kind in (MeasurementKind.FIRST_TOKEN, MeasurementKind.OUTPUT_TOKEN)
         )
         print(f"fitted to {len(fit_rows)} rows, {engine}: {format_errors(ttft, tpot)}")
-    evaluation = evaluate_rows(
-        read_csv(data_dir / CHECK_ROWS), calibrations=calibrations, extrapolate=True
-    )
+    evaluation = evaluate_rows(read_csv(data_dir / CHECK_ROWS), calibrations=calibrations)
     print_evaluation(evaluation)
     metrics: dict[str, float] = {}
     for label, rows in subsets(evaluation).items():

@@ -83,10 +83,20 @@ def test_the_simulated_engine_and_the_closed_loop_agree_while_there_is_memory() 
     assert loop.ttft.predicted_s == pytest.approx(engine.ttft.predicted_s, rel=0.02)
 
 
-def test_only_the_simulated_engine_knows_when_memory_is_short() -> None:
+def test_requests_wait_when_memory_is_short() -> None:
     row = replace(ROW, tp=2, prompt_tokens=8192, concurrency=48)
-    engine, loop = only([row]), only([replace(row, backend="other")])
-    assert engine.ttft.predicted_s > 5 * loop.ttft.predicted_s
+    engine, unknown = only([row]), only([replace(row, backend="other")])
+    assert engine.ttft.predicted_s > 5 * unknown.ttft.predicted_s
+    reserving = only([replace(row, backend="trtllm", concurrency=96)])
+    assert reserving.ttft.predicted_s > 5 * unknown.ttft.predicted_s
+
+
+def test_many_clients_take_the_closed_loop_with_the_same_room() -> None:
+    row = replace(ROW, tp=2, prompt_tokens=8192, concurrency=256)
+    engine, loop = only([row]), only([replace(row, concurrency=257)])
+    assert (engine.is_simulated, loop.is_simulated) == (True, False)
+    assert loop.tpot.predicted_s == pytest.approx(engine.tpot.predicted_s, rel=0.15)
+    assert loop.ttft.predicted_s == pytest.approx(engine.ttft.predicted_s, rel=0.15)
 
 
 def test_rows_that_cannot_be_evaluated_are_named_with_the_reason() -> None:
@@ -178,19 +188,20 @@ def test_decodes_of_tensorrt_llm_are_bound_by_bytes() -> None:
     xqa, tiles = only([replace(row, backend="trtllm")]), only([replace(row, backend="other")])
     assert xqa.tpot.predicted_s < 0.97 * tiles.tpot.predicted_s
     calibrations = calibrate_engines(ROWS)
-    borrowed = evaluate_rows(
-        [replace(row, backend="trtllm")], calibrations=calibrations, extrapolate=True
-    ).evaluated[0]
+    borrowed = evaluate_rows([replace(row, backend="trtllm")], calibrations=calibrations).evaluated[
+        0
+    ]
     assert borrowed.tpot.predicted_s < 0.97 * tiles.tpot.predicted_s
 
 
-def test_far_rows_are_refused_unless_told() -> None:
+def test_rows_far_from_the_calibration_are_marked() -> None:
     calibrations = calibrate_engines(ROWS)
     far = replace(ROW, concurrency=17)
-    refused = evaluate_rows([far], calibrations=calibrations)
-    assert refused.skipped[0].reason == "far from what the calibration has seen"
-    assert "requests 17 is more than 2 times beyond the 4 to 8" in refused.skipped[0].detail
-    assert evaluate_rows([far], calibrations=calibrations, extrapolate=True).evaluated
+    judged = evaluate_rows([ROW, far], calibrations=calibrations).evaluated
+    assert [row.extrapolated for row in judged] == [
+        (),
+        ("requests 17, where rows have 4 to 8",),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from baton.cli.model.calibrate import CalibrationArgs, evaluate_rows, summarize
+from baton.cli.model.calibrate import evaluate_rows, summarize
 from tests.cli.invoked import run_baton
 
 COLUMNS = (
@@ -74,15 +74,17 @@ def test_a_bad_row_is_named_by_its_line_and_left_out_when_told(tmp_path: Path) -
     assert (report["skipped_lines"], report["in_the_means"]) == (1, 1)
 
 
-def test_a_calibration_rejects_distant_configurations_unless_allowed(tmp_path: Path) -> None:
+def test_rows_far_from_the_calibration_are_predicted_and_marked(tmp_path: Path) -> None:
     known = written(tmp_path, PLAIN, name="known.csv")
     asked = written(tmp_path, PLAIN, LONG)
     report = json.loads(run(asked, "--calibration", known, "--json").stdout)
-    assert report["in_the_means"] == 1
-    (refused,) = report["not_judged"]
-    assert "beyond" in refused["first"]
-    told = json.loads(run(asked, "--calibration", known, "--extrapolate", "--json").stdout)
-    assert (told["in_the_means"], told["not_judged"]) == (2, [])
+    assert (report["in_the_means"], report["not_judged"]) == (2, [])
+    near, far = (row["beyond_the_calibration"] for row in report["judged"])
+    assert (near, len(far) > 0) == ([], True)
+    assert report["beyond_the_calibration"]["rows"] == 1
+    told = run(asked, "--calibration", known, "--extrapolate", "--json")
+    assert "--extrapolate: deprecated" in told.stderr
+    assert json.loads(told.stdout) == report
 
 
 @pytest.mark.parametrize("text", [None, "", "a,b\n1,2\n"])
@@ -119,38 +121,48 @@ IMPOSSIBLE = "vllm,,meta-llama/Llama-3.1-70B,h100_sxm,fp8,1024,1024,4,5,85,1"
 FAR = [POSSIBLE.replace(",4,6,", f",4,{clients},") for clients in (40, 50)]
 
 
+NO_GPU = [
+    POSSIBLE.replace("h100_sxm", "h1000"),
+    POSSIBLE.replace("h100_sxm", "h1000").replace(",4,6,", ",4,7,"),
+]
+
+
 def report(folder: Path, rows: list[str]) -> dict[str, Any]:
     asked, on = folder / "asked.csv", folder / "on.csv"
     asked.write_text("\n".join([HEADER, *rows]), encoding="utf-8")
     on.write_text("\n".join([HEADER, *FITTED]), encoding="utf-8")
     shares: list[float] = []
-    known = CalibrationArgs(rows_paths=(on,))
-    found = evaluate_rows(asked, known, ignore_invalid=False, on_progress=shares.append)
+    found = evaluate_rows(asked, [on], ignore_invalid=False, on_progress=shares.append)
     assert shares[-1] == 1.0
     return found
 
 
 def test_one_reason_for_many_rows_is_said_once(tmp_path: Path) -> None:
-    found = report(tmp_path, [POSSIBLE, *FAR])
+    found = report(tmp_path, [POSSIBLE, *NO_GPU])
     assert found["in_the_means"] == 1
     (group,) = found["not_judged"]
     assert group["count"] == 2
-    assert group["why"] == "far from what the calibration has seen"
-    assert "c40: requests 40 is more than 2 times beyond the 4 to 8" in group["first"]
-    assert [name.rsplit(" ", 1)[-1] for name in group["rows"]] == ["c40", "c50"]
+    assert "h1000" in group["why"]
+    assert [name.rsplit(" ", 1)[-1] for name in group["rows"]] == ["c6", "c7"]
+
+
+def test_errors_of_rows_far_from_the_calibration_stand_apart(tmp_path: Path) -> None:
+    beyond = report(tmp_path, [POSSIBLE, *FAR])["beyond_the_calibration"]
+    assert beyond["rows"] == 2
+    assert "requests 40, where rows have 4 to 8" in beyond["first"]
+    assert beyond["tpot_mape"] > 0
+    assert report(tmp_path, [POSSIBLE])["beyond_the_calibration"] is None
 
 
 def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
     asked = tmp_path / "asked.csv"
     asked.write_text("\n".join([HEADER, POSSIBLE]), encoding="utf-8-sig")
-    found = evaluate_rows(
-        asked, CalibrationArgs(), ignore_invalid=False, on_progress=lambda _: None
-    )
+    found = evaluate_rows(asked, [], ignore_invalid=False, on_progress=lambda _: None)
     assert found["in_the_means"] == 1
 
 
 def test_in_short_no_row_is_named_that_needs_no_look(tmp_path: Path) -> None:
-    short: dict[str, Any] = summarize(report(tmp_path, [POSSIBLE, *FAR]))
+    short: dict[str, Any] = summarize(report(tmp_path, [POSSIBLE, *NO_GPU]))
     assert "judged" not in short
     assert "rows_that_cannot_be" not in short
     assert list(short["not_judged"][0]) == ["why", "count", "first"]

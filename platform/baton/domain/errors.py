@@ -34,7 +34,6 @@
     │   ├── UnknownRequest   no ingress remembers the request that was asked about
     │   ├── UnknownModel     the shape of a model is unknown
     │   ├── UnknownAccelerator an accelerator is in no data sheet here
-    │   ├── OutOfRange       far from all that a model was calibrated on
     │   └── InsufficientMemory a model, its activations and its KV cache need more memory
     ├── TraceInvalid         a line of a trace cannot be read
     ├── ConfigInvalid        the configuration cannot be used
@@ -371,10 +370,6 @@ class InsufficientMemory(OperatorError):
         self.term = term
         self.excess_bytes = excess_bytes
         self.min_parallelism = min_parallelism
-
-
-class OutOfRange(OperatorError):
-    """A calibrated model was asked for something far from all that it was calibrated on."""
 
 
 class TraceInvalid(BatonError):

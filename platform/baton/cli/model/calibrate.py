@@ -43,7 +43,7 @@ _CALIBRATION = typer.Option(
     help="Rows to calibrate on first; for a CSV. May be repeated.",
 )
 _EXTRAPOLATE = typer.Option(
-    "--extrapolate", help="Predict beyond twice the range of the calibration, too; for a CSV."
+    "--extrapolate", hidden=True, help="Deprecated: rows beyond the calibration are predicted."
 )
 _GPU = typer.Option("--gpu", help="The accelerator, as H100 or a100_40gb; for a log.")
 _SHAPE = typer.Option(
@@ -76,16 +76,6 @@ class _LogArgs:
     ignore_invalid: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationArgs:
-    """The data that the model is calibrated on before it predicts."""
-
-    rows_paths: tuple[Path, ...] = ()
-    """CSV files of rows; none for the uncalibrated model."""
-    extrapolate: bool = False
-    """Also predict rows more than twice beyond the range of those."""
-
-
 def _is_measurements(path: Path) -> bool:
     return path.suffix == _ROWS_SUFFIX or _is_log(path)
 
@@ -108,6 +98,8 @@ def calibrate(  # noqa: PLR0913 - each is an option
     first.
     """
     output = resolve_format(output, as_json=as_json)
+    if extrapolate:
+        print_warnings(["--extrapolate: deprecated, rows beyond the calibration are predicted"])
     if not _is_measurements(measurements):
         raise typer.BadParameter(
             f"got {str(measurements)!r}, expected a CSV of rows or a log; for a model, use"
@@ -118,7 +110,7 @@ def calibrate(  # noqa: PLR0913 - each is an option
         with report_errors(), progress_bar("predicting") as on_progress:
             evaluation = evaluate_rows(
                 measurements,
-                CalibrationArgs(rows_paths=tuple(calibration or ()), extrapolate=extrapolate),
+                tuple(calibration or ()),
                 ignore_invalid=ignore_invalid,
                 on_progress=on_progress,
             )
@@ -153,12 +145,18 @@ def fit(context: typer.Context) -> None:
 
 def evaluate_rows(
     path: Path,
-    calibration: CalibrationArgs,
+    calibration_paths: Sequence[Path],
     *,
     ignore_invalid: bool,
     on_progress: Callable[[float], None],
 ) -> dict[str, object]:
     """Each row as measured and as predicted, the errors of all, and the skipped rows.
+
+    Args:
+        path: a CSV of rows.
+        calibration_paths: CSV files of rows to calibrate on; none for the uncalibrated model.
+        ignore_invalid: skip bad rows.
+        on_progress: takes the share of rows that are done.
 
     Raises:
         TraceUnusable: a file cannot be read.
@@ -168,15 +166,13 @@ def evaluate_rows(
     rows, skipped = _read(path, ignore_invalid=ignore_invalid)
     calibration_rows = [
         row
-        for calibration_path in calibration.rows_paths
+        for calibration_path in calibration_paths
         for row in _read(calibration_path, ignore_invalid=ignore_invalid)[0]
     ]
     calibrations = calibrate_engines(calibration_rows)
     evaluations = []
     for number, row in enumerate(rows, start=1):
-        evaluations.append(
-            evaluate_rows([row], calibrations=calibrations, extrapolate=calibration.extrapolate)
-        )
+        evaluations.append(evaluate_rows([row], calibrations=calibrations))
         on_progress(number / len(rows))
     evaluation = Evaluation(
         evaluated=tuple(row for part in evaluations for row in part.evaluated),
@@ -184,7 +180,7 @@ def evaluate_rows(
     )
     return {
         "rows": str(path),
-        "calibrated_on": ", ".join(map(str, calibration.rows_paths)) or None,
+        "calibrated_on": ", ".join(map(str, calibration_paths)) or None,
         "skipped_lines": skipped,
         **_errors(evaluation),
         "judged": [_row(row) for row in evaluation.evaluated],
@@ -236,7 +232,7 @@ def _group_by_reason(rows: Sequence[SkippedRow]) -> list[dict[str, object]]:
         {
             "why": reason,
             "count": len(group),
-            "first": group[0].detail or group[0].row.name,
+            "first": group[0].row.name,
             "rows": [row.row.name for row in group],
         }
         for reason, group in groups.items()
@@ -285,6 +281,7 @@ def _errors(evaluation: Evaluation) -> dict[str, object]:
         for (engine, model, devices), rows in evaluation.groups().items()
     ]
     saturated = [row.row.name for row in evaluation.evaluated if row.is_saturated]
+    extrapolated = [row for row in evaluation.unsaturated if row.extrapolated]
     impossible = [
         {"row": row.row.name, "why": row.implausible_reason}
         for row in evaluation.unsaturated
@@ -293,6 +290,13 @@ def _errors(evaluation: Evaluation) -> dict[str, object]:
     return {
         "in_the_means": ttft.rows,
         **_figures(ttft, tpot),
+        "beyond_the_calibration": {
+            "rows": len(extrapolated),
+            "first": f"{extrapolated[0].row.name}: {', '.join(extrapolated[0].extrapolated)}",
+            **_figures(*evaluation.errors(extrapolated)),
+        }
+        if extrapolated
+        else None,
         "without_rows_that_cannot_be": _figures(*evaluation.errors(evaluation.plausible))
         if impossible
         else None,
@@ -326,6 +330,7 @@ def _row(evaluated: EvaluatedRow) -> dict[str, object]:
         "saturated": evaluated.is_saturated,
         "cannot_be": evaluated.implausible_reason,
         "simulated": evaluated.is_simulated,
+        "beyond_the_calibration": list(evaluated.extrapolated),
     }
 
 

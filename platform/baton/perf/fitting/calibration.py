@@ -10,7 +10,7 @@ one factor for each part, and a fixed time before a first token.
 - Parts depend slightly on the factors, so prediction and fit alternate.
 - Each fit is robust, bounded least squares of relative errors, with a small weight on the initial
   factors.
-- The range of conditions is recorded; far outside it, `Calibration.check` refuses.
+- The range of conditions is recorded; predictions far outside it are marked.
 
 Rows are times of requests (`capacity/closed_loop.py`) or of kernels.
 """
@@ -24,7 +24,6 @@ from enum import StrEnum
 from statistics import median
 from typing import NamedTuple
 
-from baton.domain.errors import OutOfRange
 from baton.perf.fitting.least_squares import CoefficientPrior, solve_bounded
 from baton.perf.hardware.efficiency import Efficiency
 from baton.perf.steps.roofline import StepParts
@@ -36,7 +35,7 @@ _ROBUST_ERRORS = 2.0
 """Errors beyond this multiple of the median weigh less, in proportion. Source: Huber (1964), 1.345
 standard deviations, which are 2 medians of the absolute error of a normal distribution."""
 _MAX_EXTRAPOLATION = 2.0
-"""A calibrated model answers up to this factor beyond the calibrated conditions."""
+"""Predictions further beyond the calibrated conditions are marked."""
 _MAX_FIRST_TOKEN_OVERHEAD_S = 0.05
 """Upper bound between an engine's first token and its client, without queues."""
 
@@ -153,22 +152,16 @@ class Calibration:
         """Over the fitted rows of a kind."""
         return error_stats([residual for residual in self.residuals if residual.kind is kind])
 
-    def check(self, conditions: Conditions, subject: str) -> None:
-        """Accept conditions within a factor of two of the calibrated range.
-
-        Raises:
-            OutOfRange: the conditions are outside it.
-        """
-        for name, value, low, high in zip(
+    def beyond(self, conditions: Conditions) -> tuple[str, ...]:
+        """The conditions more than twice beyond those of the rows, as text; zeros are not known."""
+        ranges = zip(
             Conditions._fields, conditions, self.min_conditions, self.max_conditions, strict=True
-        ):
-            if not low / _MAX_EXTRAPOLATION <= value <= high * _MAX_EXTRAPOLATION:
-                raise OutOfRange(
-                    f"{subject}: {name} {value:g} is more than {_MAX_EXTRAPOLATION:g} times"
-                    " beyond the"
-                    f" {low:g} to {high:g} that the calibration has seen",
-                    "calibrate on rows nearer to it, or allow extrapolation",
-                )
+        )
+        return tuple(
+            f"{name.replace('_', ' ')} {value:,.0f}, where rows have {low:,.0f} to {high:,.0f}"
+            for name, value, low, high in ranges
+            if value and not low / _MAX_EXTRAPOLATION <= value <= high * _MAX_EXTRAPOLATION
+        )
 
 
 Predict = Callable[[Efficiency], Sequence[Measurement]]

@@ -126,7 +126,8 @@ def calibrated_errors(
     rows = sum(residual.kind is MeasurementKind.OUTPUT_TOKEN for residual in calibration.residuals)
     share = "all" if rows < _MIN_ROWS else "8 of 10"
     source = f"{share} of the rows that were fitted on lie within ({name}, {rows})"
-    if beyond := ", ".join(_beyond(calibration, conditions)):
+    texts = (text for condition in conditions for text in calibration.beyond(condition))
+    if beyond := ", ".join(dict.fromkeys(texts)):
         source = f"{source}; extrapolated, so that it may be more: {beyond}"
     return TimeErrors(
         ttft=_spread(calibration, MeasurementKind.FIRST_TOKEN),
@@ -147,20 +148,3 @@ def _spread(calibration: Calibration, kind: MeasurementKind) -> ErrorBand | None
         return ErrorBand(low=errors[0], high=errors[-1])
     deciles = quantiles(errors, n=10, method="inclusive")
     return ErrorBand(low=deciles[0], high=deciles[-1])
-
-
-def _beyond(calibration: Calibration, conditions: Sequence[Conditions]) -> list[str]:
-    """The conditions far from those of the calibration's rows, each once."""
-    found: dict[str, None] = {}
-    for condition in conditions:
-        for name, value, low, high in zip(
-            Conditions._fields,
-            condition,
-            calibration.min_conditions,
-            calibration.max_conditions,
-            strict=True,
-        ):
-            if value and not low / _MAX_EXTRAPOLATION <= value <= high * _MAX_EXTRAPOLATION:
-                what = name.replace("_", " ")
-                found[f"{what} {value:,.0f}, where rows have {low:,.0f} to {high:,.0f}"] = None
-    return list(found)
