@@ -200,7 +200,7 @@ class Roofline:
         output = self._output_costs(sampled)
         return StepParts(
             fixed_s=self._fixed_s,
-            requests_s=requests * self._request_s,
+            requests_s=-(-requests // self._dp) * self._request_s,
             prefill_s=self._prefill_step_s if batch.prefill_tokens else 0.0,
             gemm_s=layers.gemm_s + output.gemm_s,
             experts_s=layers.experts_s,
