@@ -1,8 +1,9 @@
 """How far the performance model and the simulator are from what others have measured.
 
-Parts, each against published measurements: `silicon` (TTFT and TPOT of GPUs), `leave_out` (the
-same on H100, each model calibrated without it), `vllm_log` (one engine's request log). All figures
-are simulated (S); `benchmarks/README.md` says what each means.
+Parts: `models` and `architectures` (parameters, weights and KV cache, against modules that
+transformers builds), and against published measurements: `silicon` (TTFT and TPOT of GPUs),
+`leave_out` (the same on H100, each model calibrated without it), `vllm_log` (one engine's request
+log). All figures are simulated (S); `benchmarks/README.md` says what each means.
 
 Prints a line `name value` for each figure, and one JSON object as the last line of stdout; writes
 `benchmarks/results/fidelity.json`, which keeps what it has of parts that did not run. Progress goes
@@ -11,7 +12,7 @@ status 1.
 
     python -m benchmarks.fidelity --data FOLDER [--part NAME]... [--out FILE]
 
-FOLDER holds `perf/` and `traces/`; without `--data` it is what BATON_TRACES names.
+FOLDER holds `perf/`, `models/` and `traces/`; without `--data` it is what BATON_TRACES names.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import NamedTuple
 from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import provenance
 
-PARTS = ("silicon", "leave_out", "vllm_log")
+PARTS = ("models", "architectures", "silicon", "leave_out", "vllm_log")
 DATA_VARIABLE = "BATON_TRACES"
 
 Metrics = dict[str, float]

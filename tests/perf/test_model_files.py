@@ -12,7 +12,7 @@ import pytest
 from baton.domain.errors import UnknownModel
 from baton.perf.model.config_json import from_config
 from baton.perf.model.known_models import find_shape
-from tests.perf.model_files import Row, config_files, lines, model_name, rows
+from benchmarks._fidelity_models import Row, config_files, lines, model_name, rows
 
 pytestmark = [pytest.mark.data, pytest.mark.slow, pytest.mark.timeout(900)]
 _TOLERANCE = 0.005

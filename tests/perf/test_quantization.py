@@ -223,6 +223,6 @@ def test_fp4_without_the_names_of_modules_that_it_leaves_out_is_refused() -> Non
 def test_models_of_which_only_experts_are_quantized_are_known_so(
     hub_id: str, weights: Dtype, gigabytes: float
 ) -> None:
-    """Of gpt-oss and Kimi the published files, of the others the sums of `model_files`."""
+    """Of gpt-oss and Kimi the published files, of the others the sums of `benchmarks.fidelity`."""
     found = ModelSplit(shape=find_shape(hub_id)).stage_weights_bytes(0, weights)
     assert found / 1e9 == pytest.approx(gigabytes, rel=0.002)

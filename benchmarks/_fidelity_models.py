@@ -1,8 +1,8 @@
 """Sizes of models by their files, beside sums over the modules that transformers builds.
 
-`python -m tests.perf.model_files FOLDER` prints a row for each `ORG--NAME_config.json` of a folder:
-parameters, bytes of weights, of a token of KV cache and of a request's states, each beside a sum
-that owes nothing to baton's code, or the reason of a refusal.
+A row for each `ORG--NAME_config.json` of `models/`: parameters, bytes of weights, of a token of KV
+cache and of a request's states, each beside a sum that owes nothing to baton's code, or the reason
+of a refusal.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ for path in sys.argv[1:]:
 """
 """Models that transformers has under another name have the same matrices under both."""
 
+_MODELS = "models"
 _BLOCKS, _NVFP4, _MXFP4 = 1 + 4 / 128**2, 0.5 + 1 / 16, 0.5 + 1 / 32
 _ATTENTION, _EXPERTS = r"self_attn\..*(proj|wq_b|wk)\b", r"mlp\.experts\."
 _ALL = r"(proj|wq_b|wk)\b"
@@ -138,6 +139,31 @@ class Row:
         }
 
 
+def compute_metrics(data_dir: Path) -> dict[str, float]:
+    """Counts and the worst errors against the sums, and a table printed.
+
+    Raises:
+        FileNotFoundError: the files are not there.
+    """
+    if not config_files(data_dir / _MODELS):
+        raise FileNotFoundError(f"{data_dir / _MODELS}: no *{_CONFIG}")
+    found = rows(data_dir / _MODELS)
+    for line in lines(found):
+        print(line)
+    refused = sum(row.refusal is not None for row in found)
+    metrics: dict[str, float] = {
+        "models_answered": len(found) - refused,
+        "models_refused": refused,
+    }
+    for figure in ("parameters", "weights", "kv"):
+        errors = [abs(row.errors[figure]) for row in found if figure in row.errors]
+        metrics |= {
+            f"models_{figure}_with_a_sum": len(errors),
+            f"models_{figure}_worst_error": round(max(errors, default=0.0), 6),
+        }
+    return metrics
+
+
 def rows(folder: Path) -> list[Row]:
     """A row for each config of a folder."""
     files = config_files(folder)
@@ -157,7 +183,7 @@ def model_name(file: Path) -> str:
 
 
 def _built(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 - the program above
         [sys.executable, "-c", _PROGRAM, *map(str, files)],
         env=os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -269,8 +295,3 @@ def _figure(ours: float | None, theirs: float | None, unit: float, name: str) ->
     ours_text = "-" if ours is None else f"{ours / unit:,.2f}"
     theirs_text = "no sum" if not theirs else f"{theirs / unit:,.2f}"
     return f"{ours_text} ({theirs_text}) {name}"
-
-
-if __name__ == "__main__":
-    for line in lines(rows(Path(sys.argv[1]))):
-        sys.stdout.write(line + "\n")
