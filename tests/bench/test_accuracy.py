@@ -262,6 +262,71 @@ def test_keys_and_values_are_kept_as_the_benchmark_says(row: MeasuredRow, kv: Dt
     assert recipe_of(row).kv is kv
 
 
+DEEPSEEK = replace(
+    ROW,
+    backend="sglang",
+    model="deepseek-ai/DeepSeek-R1",
+    system="b200_sxm",
+    experts=Dtype.FP8,
+    concurrency=64,
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "budget", "interval", "kv"),
+    [
+        (DEEPSEEK, 32768, 30, Dtype.FP8),
+        (replace(DEEPSEEK, concurrency=8), 32768, 10, Dtype.FP8),
+        (replace(DEEPSEEK, system="h200_sxm"), 32768, 1, Dtype.BF16),
+        (replace(DEEPSEEK, model="zai-org/GLM-5-FP8"), 32768, 1, Dtype.FP8),
+        (replace(DEEPSEEK, experts=Dtype.FP4), 16384, 30, Dtype.FP8),
+        (replace(DEEPSEEK, model=SMALL), 8192, 1, Dtype.FP8),
+    ],
+)
+def test_sglang_takes_chunks_and_looks_for_requests_as_its_script_says(
+    row: MeasuredRow, budget: int, interval: int, kv: Dtype
+) -> None:
+    recipe = recipe_of(row)
+    loop = recipe.closed_loop(row)
+    assert (loop.max_batched_tokens, loop.receive_interval_steps) == (budget, interval)
+    assert recipe.kv is kv
+    assert not loop.mixes_steps
+
+
+def test_first_tokens_wait_where_the_script_lets_requests_wait() -> None:
+    waiting = only([DEEPSEEK])
+    looking = only([replace(DEEPSEEK, model="deepseek-ai/DeepSeek-R1", concurrency=15)])
+    assert waiting.ttft.predicted_s - looking.ttft.predicted_s > 8 * waiting.tpot.predicted_s
+
+
+@pytest.mark.parametrize(
+    ("row", "budget"),
+    [
+        (replace(DEEPSEEK, backend="vllm", model="MiniMaxAI/MiniMax-M2.5"), 2048),
+        (replace(DEEPSEEK, backend="vllm", model="openai/gpt-oss-120b"), 8192),
+        (replace(DEEPSEEK, backend="trtllm", prompt_tokens=8192), 8192 + 64 + 64),
+        (replace(DEEPSEEK, backend="trtllm", model="openai/gpt-oss-120b"), 20000),
+    ],
+)
+def test_step_budgets_are_those_of_the_scripts(row: MeasuredRow, budget: int) -> None:
+    assert recipe_of(row).closed_loop(row).max_batched_tokens == budget
+
+
+def test_experts_on_hopper_keep_keys_and_values_in_16_bits_under_vllm() -> None:
+    row = replace(DEEPSEEK, backend="vllm", model="openai/gpt-oss-120b", experts=Dtype.FP4)
+    assert recipe_of(row).kv is Dtype.FP8
+    assert recipe_of(replace(row, system="h200_sxm")).kv is Dtype.BF16
+
+
+def test_deepseek_under_tensorrt_llm_waits_for_a_batch_with_some_clients() -> None:
+    row = replace(DEEPSEEK, backend="trtllm")
+    delays = [
+        recipe_of(replace(row, concurrency=clients)).closed_loop(row).max_prefill_delay_steps
+        for clients in (32, 64, 255, 256)
+    ]
+    assert delays == [0, 40, 40, 0]
+
+
 def test_tensorrt_rows_wait_to_gather_where_their_script_says_so() -> None:
     row = replace(ROW, backend="trtllm")
     assert recipe_of(row).closed_loop(row).max_prefill_delay_steps == 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
@@ -475,6 +476,26 @@ def test_cached_tokens_of_a_prompt_are_not_computed() -> None:
     cached = simulate_closed_loop(Plain(), [RequestLengths(900, 5, 800)] * 4, loop(1))
     assert sum(cached.ttft) < sum(fresh.ttft) - 0.07
     assert sum(cached.tpot) == pytest.approx(sum(fresh.tpot))
+
+
+def test_new_requests_wait_until_the_engine_looks_for_them() -> None:
+    rng = random.Random(1)
+    requests = [RequestLengths(100, rng.randint(400, 600)) for _ in range(400)]
+    eager = simulate_closed_loop(Plain(), requests, loop(20))
+    seldom = simulate_closed_loop(
+        Plain(), requests, replace(loop(20), receive_interval_steps=30, mixes_steps=False)
+    )
+    often = simulate_closed_loop(
+        Plain(), requests, replace(loop(20), receive_interval_steps=1, mixes_steps=False)
+    )
+    step_s = sum(eager.tpot)
+    # Half an interval, less the looks after prompts of others.
+    assert 6 * step_s < sum(seldom.ttft) - sum(often.ttft) < 18 * step_s
+    alone = [RequestLengths(100, 50)] * 5
+    patient = replace(loop(1), receive_interval_steps=30)
+    assert simulate_closed_loop(Plain(), alone, patient) == simulate_closed_loop(
+        Plain(), alone, loop(1)
+    )
 
 
 def test_prompts_that_are_not_mixed_with_decodes_stop_these() -> None:

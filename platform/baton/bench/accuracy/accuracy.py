@@ -66,8 +66,6 @@ _SEED = 0
 _UNBOUNDED = 1 << 40
 _UTILIZATION = 0.9
 """Of memory; the default of vLLM."""
-_TRTLLM_KV_FRACTION = 0.9
-"""Source: TensorRT-LLM, `free_gpu_memory_fraction`, its default."""
 _MAX_SIMULATED_CLIENTS = 256
 """More clients take the closed loop, which costs a fifth to a twentieth of the simulated engine's
 time and gives the same latencies while memory suffices."""
@@ -95,6 +93,9 @@ class _Recipe:
     """Later prompts repeat these, so the prefix cache has them; None: all differ."""
     gather_steps: int = 0
     gather_tokens: int = 0
+    receive_interval_steps: int = 1
+    kv_fraction: float = 1.0
+    """Of the memory beside weights, for an engine that takes such a share."""
     frontend_requests_per_s: float = math.inf
     frontend_tokens_per_s: float = math.inf
     """Both are the limits of the server in front of the engine."""
@@ -135,6 +136,7 @@ class _Recipe:
             max_prefill_delay_steps=self.gather_steps,
             prefill_batch_tokens=self.gather_tokens,
             mixes_steps=self.mixes_steps,
+            receive_interval_steps=self.receive_interval_steps,
         )
 
 
@@ -404,7 +406,7 @@ def _room(row: MeasuredRow) -> int:
     """Requests that the engine's KV cache holds at once; unbounded where its memory is not known.
 
     vLLM admits a request by its prompt, so that each holds half of its output on average.
-    TensorRT-LLM reserves all of it (`GUARANTEED_NO_EVICT`), in 0.9 of the memory beside weights.
+    TensorRT-LLM reserves all of it (`GUARANTEED_NO_EVICT`), in its share of the other memory.
     """
     recipe = recipe_of(row)
     reserves_all = row.backend == "trtllm" and recipe.is_published
@@ -415,8 +417,7 @@ def _room(row: MeasuredRow) -> int:
     mean_length_fraction = (1.0 + recipe.min_length_fraction) / 2
     output_tokens = row.output_tokens if reserves_all else row.output_tokens / 2
     held_tokens = round(mean_length_fraction * (row.prompt_tokens + output_tokens))
-    kv_fraction = _TRTLLM_KV_FRACTION if reserves_all else 1.0
-    return max(1, int(kv_fraction * memory_fit.concurrent_requests(held_tokens)))
+    return max(1, int(recipe.kv_fraction * memory_fit.concurrent_requests(held_tokens)))
 
 
 def _memory_fit(row: MeasuredRow, *, utilization: float = _UTILIZATION) -> memory.MemoryFit:
@@ -569,27 +570,121 @@ def recipe_of(row: MeasuredRow) -> _Recipe:
 
 
 def _inference_x(row: MeasuredRow) -> _Recipe:
-    """Ten requests for each client, all clients at once, no warm-up, random lengths.
+    """Ten requests for each client, all clients at once, random lengths.
 
-    vLLM keeps keys and values in FP8 with FP8 and FP4 weights, but not on H100; TensorRT-LLM does
-    everywhere. It also delays prompts of 1k/1k runs on fewer than eight devices for up to 20 steps.
+    Settings are those of the scripts that started the engines, by model, type and generation of
+    the GPU. Disaggregated runs are taken to use the same.
 
-    Source: InferenceMAX, benchmarks/70b_fp8_{h100_docker,h200_slurm,b200_slurm,h200_trt_slurm}.sh.
+    Source: SemiAnalysisAI/InferenceX, `benchmarks/` and `benchmarks/single_node/`, early 2026.
     """
-    has_narrow_weights = row.weights in {Dtype.FP8, Dtype.FP4, Dtype.INT4, Dtype.INT8}
-    if row.backend != "trtllm":
-        has_16_bit_kv = not has_narrow_weights or row.system == "h100_sxm"
-        kv = Dtype.BF16 if has_16_bit_kv else Dtype.FP8
-        return _Recipe(name="InferenceX", is_published=True, kv=kv, min_length_fraction=0.8)
-    waits_for_batch = row.prompt_tokens == row.output_tokens and row.tp < 8  # noqa: PLR2004 - as above
+    match row.backend:
+        case "sglang":
+            return _inference_x_sglang(row)
+        case "trtllm":
+            return _inference_x_trtllm(row)
+        case _:
+            return _inference_x_vllm(row)
+
+
+def _inference_x_vllm(row: MeasuredRow) -> _Recipe:
+    """Keys and values in FP8 with FP8 and FP4 weights; experts keep them in 16 bits on Hopper.
+
+    MiniMax and NVFP4 checkpoints on Blackwell have a budget of two prompts.
+    """
+    is_hopper, dtype = row.system in _HOPPER, weight_dtype(row)
+    has_experts = find_shape(row.model).experts is not None
+    is_16_bit = dtype not in {Dtype.FP8, Dtype.FP4, Dtype.INT8} or (
+        is_hopper if has_experts else row.system == "h100_sxm"
+    )
+    takes_two_prompts = "minimax" in row.model.lower() and not is_hopper
     return _Recipe(
+        name="InferenceX",
+        is_published=True,
+        kv=Dtype.BF16 if is_16_bit else Dtype.FP8,
+        min_length_fraction=0.8,
+        max_batched_tokens=2 * row.prompt_tokens if takes_two_prompts else 8192,
+    )
+
+
+class _SglangLaunch(NamedTuple):
+    """Options of SGLang's server."""
+
+    chunk_tokens: int
+    few: int = 1
+    """Decode steps between looks for new requests, with few clients;"""
+    many: int = 1
+    """with 16 and more."""
+    kv: Dtype = Dtype.FP8
+
+
+_HOPPER = frozenset({"h100_sxm", "h200_sxm"})
+_SGLANG_LAUNCHES = {
+    ("deepseek", Dtype.FP8, True): _SglangLaunch(32768, kv=Dtype.BF16),
+    ("deepseek", Dtype.FP8, False): _SglangLaunch(32768, 10, 30),
+    ("deepseek", Dtype.FP4, False): _SglangLaunch(16384, 10, 30),
+    ("glm-5", Dtype.FP8, True): _SglangLaunch(8192, kv=Dtype.BF16),
+    ("glm-5", Dtype.FP8, False): _SglangLaunch(32768),
+    ("glm-5", Dtype.FP4, False): _SglangLaunch(32768, 10, 10),
+    ("qwen3.5", Dtype.BF16, False): _SglangLaunch(32768, 10, 30, Dtype.BF16),
+    ("qwen3.5", Dtype.FP8, False): _SglangLaunch(32768, 10, 30),
+    ("qwen3.5", Dtype.FP8, True): _SglangLaunch(16384),
+    ("qwen3.5", Dtype.FP4, False): _SglangLaunch(16384, 10, 30),
+}
+"""By family, type of the weights, and whether the GPU is of the Hopper generation."""
+_MANY_CLIENTS = 16
+
+
+def _inference_x_sglang(row: MeasuredRow) -> _Recipe:
+    """Steps with prompts have no decodes, as is SGLang's default."""
+    is_hopper, dtype, name = row.system in _HOPPER, weight_dtype(row), row.model.lower()
+    family = next((key[0] for key in _SGLANG_LAUNCHES if key[0] in name), "")
+    default = _SglangLaunch(8192, kv=Dtype.BF16 if is_hopper else Dtype.FP8)
+    launch = _SGLANG_LAUNCHES.get((family, dtype, is_hopper), default)
+    return _Recipe(
+        name="InferenceX, SGLang",
+        is_published=True,
+        kv=launch.kv,
+        min_length_fraction=0.8,
+        max_batched_tokens=launch.chunk_tokens,
+        mixes_steps=False,
+        receive_interval_steps=launch.many if row.concurrency >= _MANY_CLIENTS else launch.few,
+    )
+
+
+def _inference_x_trtllm(row: MeasuredRow) -> _Recipe:
+    """Keys and values in FP8, but gpt-oss on Hopper.
+
+    Prompts of 1k/1k runs wait for a batch. Those of dense models on fewer than eight devices wait
+    for up to 20 steps. Those of DeepSeek in FP8 on Blackwell with 64 to 255 clients for up to 40.
+    """
+    name, is_hopper, dtype = row.model.lower(), row.system in _HOPPER, weight_dtype(row)
+    recipe = _Recipe(
         name="InferenceX, TensorRT-LLM",
         is_published=True,
-        kv=Dtype.FP8 if has_narrow_weights else Dtype.BF16,
+        kv=Dtype.BF16 if dtype in {Dtype.BF16, Dtype.FP16} else Dtype.FP8,
         min_length_fraction=0.8,
         max_batched_tokens=16384,
-        gather_steps=20 if waits_for_batch else 0,
-        gather_tokens=int(0.9 * 16384) if waits_for_batch else 0,
+        kv_fraction=0.9,
+    )
+    is_even = row.prompt_tokens == row.output_tokens
+    if "gpt-oss" in name:
+        kv = Dtype.BF16 if is_hopper else Dtype.FP8
+        return replace(recipe, kv=kv, max_batched_tokens=20000, kv_fraction=0.85)
+    if "deepseek" in name:
+        tokens = max(8192, row.prompt_tokens + row.concurrency + 64)
+        waits = is_even and dtype is Dtype.FP8 and not is_hopper and 64 <= row.concurrency < 256  # noqa: PLR2004 - as above
+        return replace(
+            recipe,
+            max_batched_tokens=tokens,
+            kv_fraction=0.75 if is_hopper else 0.8,
+            gather_steps=40 if waits else 0,
+            gather_tokens=int(0.8 * tokens) if waits else 0,
+        )
+    waits = is_even and row.tp < 8  # noqa: PLR2004 - as above
+    return replace(
+        recipe,
+        gather_steps=20 if waits else 0,
+        gather_tokens=int(0.9 * recipe.max_batched_tokens) if waits else 0,
     )
 
 

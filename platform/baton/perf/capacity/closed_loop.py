@@ -56,6 +56,9 @@ class ClosedLoop:
     """and until this number of prompt tokens waits."""
     mixes_steps: bool = True
     """Whether a step that prefills also decodes for running requests."""
+    receive_interval_steps: int = 1
+    """Decode steps after which the engine looks for new requests; it does after each prefill, too,
+    and while it is idle. Source: SGLang, `--scheduler-recv-interval`."""
 
 
 class MeanLatencies(NamedTuple):
@@ -85,6 +88,7 @@ class _State:
     waiting: deque[_Request] = field(default_factory=deque)
     running: list[_Request] = field(default_factory=list)
     delayed_steps: int = 0
+    steps_since_received: int = 0
     ttfts: list[StepParts] = field(default_factory=list)
     tpots: list[StepParts] = field(default_factory=list)
 
@@ -126,14 +130,18 @@ def _send_next(state: _State, delay_s: float) -> None:
 def _step(timing: StepPartsTiming, state: _State, loop: ClosedLoop) -> None:
     if not state.waiting and not state.running:
         state.now_s = max(state.now_s, state.arriving[0][0])
-    while state.arriving and state.arriving[0][0] <= state.now_s:
-        state.waiting.append(heapq.heappop(state.arriving)[2])
+        state.steps_since_received = 0
+    if not state.steps_since_received:
+        while state.arriving and state.arriving[0][0] <= state.now_s:
+            state.waiting.append(heapq.heappop(state.arriving)[2])
     is_delaying = _is_delaying_prefill(state, loop)
     chunks = [] if is_delaying else _chunks(state, loop)
     limits = _step_limits(state, loop, is_delaying=is_delaying)
     decodes = loop.mixes_steps or not chunks
     steps, duration = _timed_steps(timing, state.running if decodes else [], chunks, limits)
     state.delayed_steps = state.delayed_steps + steps if is_delaying else 0
+    since_received = 0 if chunks else state.steps_since_received + steps
+    state.steps_since_received = since_received % loop.receive_interval_steps
     state.elapsed = _add(state.elapsed, duration)
     state.now_s += sum(duration)
     if decodes:
@@ -157,11 +165,12 @@ def _is_delaying_prefill(state: _State, loop: ClosedLoop) -> bool:
 
 def _step_limits(state: _State, loop: ClosedLoop, *, is_delaying: bool) -> tuple[float, int]:
     """Seconds and steps after which the next decision is due."""
-    until_s = state.arriving[0][0] - state.now_s if state.arriving else math.inf
-    return (
-        until_s,
-        loop.max_prefill_delay_steps - state.delayed_steps if is_delaying else _UNBOUNDED_STEPS,
-    )
+    steps = loop.max_prefill_delay_steps - state.delayed_steps if is_delaying else _UNBOUNDED_STEPS
+    if not state.arriving:
+        return math.inf, steps
+    if loop.receive_interval_steps > 1:
+        return math.inf, min(steps, loop.receive_interval_steps - state.steps_since_received)
+    return state.arriving[0][0] - state.now_s, steps
 
 
 def _chunks(state: _State, loop: ClosedLoop) -> list[tuple[_Request, int]]:
