@@ -1,11 +1,20 @@
-"""Predicts each model's rows on H100 with a calibration that has not seen the model."""
+"""Predicts each model's rows on H100 with a calibration that has not seen the model.
+
+Errors are of all rows, and of those that calibration would use: rows that cannot be, and those
+whose frontend was more than half busy, do not tell the engine's speed.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
 
-from baton.bench.accuracy.accuracy import EvaluatedRow, calibrate_engines, evaluate_rows
+from baton.bench.accuracy.accuracy import (
+    EvaluatedRow,
+    calibrate_engines,
+    evaluate_rows,
+    unfit_reason,
+)
 from benchmarks._fidelity_silicon import FIT_ROWS, error_metrics, format_errors, read_csv
 
 _MAX_CLIENTS = 128
@@ -30,6 +39,12 @@ def compute_metrics(data_dir: Path) -> dict[str, float]:
         for engine, engine_rows in sorted(by_engine.items()):
             ttft, tpot = evaluation.errors(engine_rows)
             name = model.rsplit("/", 1)[-1]
+            prefix = f"h100_without_{name}_{engine}_"
             print(f"without {name}, {engine}, {ttft.rows} rows: {format_errors(ttft, tpot)}")
-            metrics |= error_metrics(f"h100_without_{name}_{engine}_", "", ttft, tpot)
+            metrics |= error_metrics(prefix, "", ttft, tpot)
+            usable = [each for each in engine_rows if unfit_reason(each.row) is None]
+            if len(usable) < len(engine_rows):
+                ttft, tpot = evaluation.errors(usable)
+                print(f"  of these usable, {ttft.rows} rows: {format_errors(ttft, tpot)}")
+                metrics |= error_metrics(prefix, "_usable", ttft, tpot)
     return metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from baton.bench.accuracy.accuracy import (
     EvaluatedRow,
     busy_fractions,
     calibrate_engines,
+    calibration_of,
     evaluate_rows,
+    host_of,
     implausible_reason,
     recipe_of,
     unfit_reason,
@@ -33,7 +36,7 @@ from baton.bench.accuracy.measurements import (
     splitwise_timing,
 )
 from baton.domain.errors import PreflightFailed, TraceInvalid
-from baton.perf.fitting.calibration import MeasurementKind
+from baton.perf.fitting.calibration import Calibration, MeasurementKind
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.step_timing import StepBatch, attention_pairs
 from tests.perf.shapes import H100
@@ -61,8 +64,10 @@ ROW = MeasuredRow(
 SMALL = "meta-llama/Llama-3.1-8B-Instruct"
 
 
-def only(rows: list[MeasuredRow]) -> EvaluatedRow:
-    judgement = evaluate_rows(rows)
+def only(
+    rows: list[MeasuredRow], calibrations: Mapping[str, Calibration] | None = None
+) -> EvaluatedRow:
+    judgement = evaluate_rows(rows, calibrations=calibrations)
     assert not judgement.skipped
     (one,) = judgement.evaluated
     return one
@@ -325,6 +330,65 @@ def test_deepseek_under_tensorrt_llm_waits_for_a_batch_with_some_clients() -> No
         for clients in (32, 64, 255, 256)
     ]
     assert delays == [0, 40, 40, 0]
+
+
+def test_runs_of_others_with_the_lengths_of_inferencex_have_fixed_lengths() -> None:
+    run = replace(ROW, run_id="2026_04_06_llama_3_1_70b_h100_sxm_vllm_fp8_agg_1024x1024_c4_tp4_1")
+    assert recipe_of(run) == recipe_of(ROW)
+    other = replace(run, run_id="qwen_qwen3_32b_h100_sxm_vllm_agg_1024x1024_c4_tp4_epnone_1")
+    assert not recipe_of(other).is_published
+    assert {length.prompt_tokens for length in recipe_of(other).draw_lengths(other)} == {1024}
+
+
+def test_inferencex_unpacks_experts_in_4_bits_on_hopper() -> None:
+    row = replace(ROW, model="openai/gpt-oss-120b", weights=Dtype.FP4, experts=Dtype.FP4)
+    assert recipe_of(row).experts is Dtype.INT4
+    assert recipe_of(replace(row, system="b200_sxm")).experts is None
+    assert recipe_of(replace(row, output_tokens=500)).experts is None
+
+
+@pytest.mark.parametrize(
+    ("version", "output_tokens", "host"),
+    [
+        ("0.12.0", 512, "vllm (synchronous)"),
+        ("0.12.0", 1024, "vllm"),  # InferenceX asks for overlapped steps
+        ("0.14.0", 512, "vllm"),
+        ("1.0.0rc3", 512, "vllm"),
+        ("", 512, "vllm"),
+        ("nightly", 512, "vllm"),
+    ],
+)
+def test_whether_host_code_waits_for_steps_is_told_by_version_and_recipe(
+    version: str, output_tokens: int, host: str
+) -> None:
+    row = replace(ROW, version=version, output_tokens=output_tokens)
+    assert host_of(row) == host
+    assert host_of(replace(row, backend="sglang")) == "sglang"
+
+
+def test_modes_of_host_code_differ_in_steps_and_share_the_rest() -> None:
+    waiting = [
+        replace(row, version="0.12.0", run_id="own", tpot_s=row.tpot_s + 0.002) for row in ROWS
+    ]
+    calibrations = calibrate_engines([*ROWS, *waiting])
+    overlapped, synchronous = (calibrations[host] for host in ("vllm", "vllm (synchronous)"))
+    step_s = synchronous.efficiency.step_s - overlapped.efficiency.step_s
+    assert step_s == pytest.approx(0.002, rel=0.3)
+    for shared in ("prefill_layer_s", "gemm_narrow"):
+        assert getattr(synchronous.efficiency, shared) == pytest.approx(
+            getattr(overlapped.efficiency, shared)
+        )
+    assert synchronous.first_token_overhead_s == overlapped.first_token_overhead_s
+
+
+def test_an_engine_takes_the_calibration_of_its_other_mode_rather_than_none() -> None:
+    waiting = [replace(row, version="0.12.0", run_id="own") for row in ROWS]
+    calibrations = calibrate_engines(waiting)
+    assert set(calibrations) == {"vllm (synchronous)"}
+    assert calibration_of("vllm", calibrations) is calibrations["vllm (synchronous)"]
+    assert calibration_of("sglang", calibrations) is None
+    borrowed, own = only(ROWS[:1], calibrations), only(waiting[:1], calibrations)
+    assert borrowed.tpot.error == pytest.approx(own.tpot.error, abs=0.05)
 
 
 def test_tensorrt_rows_wait_to_gather_where_their_script_says_so() -> None:

@@ -206,6 +206,27 @@ def test_factors_that_made_the_measurements_come_back() -> None:
     assert found.first_token_overhead_s == 0
 
 
+def test_rows_of_requests_move_kernels_less_and_few_hardly() -> None:
+    def predict(kind: MeasurementKind, count: int) -> Callable[[Efficiency], list[Measurement]]:
+        def rows(efficiency: Efficiency) -> list[Measurement]:
+            far = steps_as(Factors(gemm_narrow=0.7))(efficiency)[:count]
+            usual = [replace(row, narrow=False) for row in steps_as(Factors())(efficiency)]
+            return [replace(row, kind=kind) for row in (*far, *usual)]
+
+        return rows
+
+    kernels, many, few = (
+        factors_between(START, calibrate(predict(kind, count), START).efficiency).gemm_narrow
+        for kind, count in (
+            (MeasurementKind.KERNEL, len(BATCHES)),
+            (MeasurementKind.OUTPUT_TOKEN, len(BATCHES)),
+            (MeasurementKind.OUTPUT_TOKEN, 4),
+        )
+    )
+    assert kernels == pytest.approx(0.7, rel=0.05)
+    assert kernels + 0.05 < many < few - 0.02 < 1.0
+
+
 def test_a_few_rows_that_are_far_off_do_not_decide() -> None:
     found = calibrate(steps_as(TRUTH, lambda number: 0.2 if number % 8 == 3 else 1.0), START)
     good = [residual for residual in found.residuals if residual.error < 1.0]
@@ -264,7 +285,10 @@ def test_engines_share_kernels_and_nothing_else() -> None:
     def predict(by_engine: Mapping[str, Efficiency]) -> list[Measurement]:
         observed = []
         for engine, truth in (("quick", quick), ("slow", slow)):
-            rows = [replace(row, engine=engine) for row in steps_as(truth)(by_engine[engine])]
+            rows = [
+                replace(row, host=engine, engine=engine)
+                for row in steps_as(truth)(by_engine[engine])
+            ]
             observed += rows if engine == "quick" else rows[: len(rows) // 2]
         return observed
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ from baton.simulator.workloads.trace import TraceRequest
 SATURATED_TTFT_S = 4.0
 """A longer TTFT is dominated by queueing for memory, not by the engine's speed."""
 _BLOCK_SIZE_TOKENS = 16
-_FIRST_TOKEN_S = 0.0155
+_FIRST_TOKEN_S = 0.013
 """From an engine's first token to its client, without a calibration. Source: as `Efficiency`."""
 _BEST_PRODUCTS = 0.97
 _BEST_NARROW_PRODUCTS = 0.85
@@ -59,6 +60,11 @@ _REDUCED_BYTES = 2.0
 switch sums. Source: NVLink SHARP (NVIDIA, Hopper architecture)."""
 _INFERENCE_X_LENGTHS = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
 """Source: InferenceMAX README, benchmark client configuration."""
+_INFERENCE_X_RUN = re.compile(r"\d{4}_\d\d_\d\d_")
+"""Its runs are named by their date; AIConfigurator's own, some of the same lengths, by their model.
+"""
+_OVERLAPPED_SINCE = [0, 14]
+_SYNCHRONOUS = " (synchronous)"
 _MODELS_WITH_A_WAITING_CLIENT = frozenset({"meta-llama/Llama-3.1-8B-Instruct"})
 _DATASET_PROMPTS = 100
 """Source: AIPerf, `--num-dataset-entries`, its default."""
@@ -82,6 +88,8 @@ class _Recipe:
     name: str
     is_published: bool
     kv: Dtype
+    experts: Dtype | None = None
+    """The type whose kernels compute the experts, where it is not the row's."""
     min_length_fraction: float = 1.0
     """Lengths are uniform from this share of the nominal length to all of it."""
     requests_per_client: int = 10
@@ -231,19 +239,38 @@ def _sweep_key(row: MeasuredRow) -> tuple[str, str, str, str]:
 
 
 Calibrations = Mapping[str, Calibration]
-"""By engine ("vllm", "trtllm"); kernels are alike in all of them."""
+"""By host ("vllm", "vllm (synchronous)"); kernels are alike in all of them."""
 
 
 def calibrate_engines(rows: Sequence[MeasuredRow]) -> dict[str, Calibration]:
-    """A calibration for each engine with usable rows, fitted together."""
+    """A calibration for each host with usable rows, fitted together."""
     usable = [row for row in rows if unfit_reason(row) is None]
-    engines = sorted({row.backend for row in usable})
+    engines = {host_of(row): row.backend for row in usable}
     if not engines:
         return {}
     return calibrate_jointly(
         partial(_build_observations, usable),
-        {engine: engine_efficiency(engine) for engine in engines},
+        {host: engine_efficiency(engine) for host, engine in sorted(engines.items())},
     )
+
+
+def host_of(row: MeasuredRow) -> str:
+    """A row's backend, and whether its host code waits for each step before it prepares another.
+
+    Since 0.14, vLLM prepares a step while the last one computes; InferenceX asked for that before.
+
+    Source: vLLM's release notes, 0.14.0; InferenceMAX, benchmarks/70b_fp8_h100_slurm.sh.
+    """
+    release = [int(part) for part in row.version.split(".")[:2] if part.isdigit()]
+    is_synchronous = bool(release) and release < _OVERLAPPED_SINCE
+    if row.backend != "vllm" or not is_synchronous or recipe_of(row).is_published:
+        return row.backend
+    return row.backend + _SYNCHRONOUS
+
+
+def calibration_of(engine: str, calibrations: Calibrations) -> Calibration | None:
+    """The calibration of an engine; None: it has none."""
+    return calibrations.get(engine) or calibrations.get(engine + _SYNCHRONOUS)
 
 
 def unfit_reason(row: MeasuredRow) -> str | None:
@@ -284,7 +311,11 @@ def evaluate_rows(
 def _evaluate_row(row: MeasuredRow, calibrations: Calibrations) -> EvaluatedRow:
     if row.disaggregated and row.pools is None:
         raise ValueError("it measured separate pools, and does not say how many workers")
-    calibration = calibrations.get(row.backend) or calibrations.get("vllm")
+    calibration = (
+        calibrations.get(host_of(row))
+        or calibration_of(row.backend, calibrations)
+        or calibration_of("vllm", calibrations)
+    )
     default_efficiency = engine_efficiency(row.backend)
     efficiency, first_token_s = default_efficiency, _FIRST_TOKEN_S
     extrapolated: tuple[str, ...] = ()
@@ -441,7 +472,7 @@ def _build_observations(
 ) -> list[Measurement]:
     observations = []
     for row in rows:
-        latencies, conditions = _run_closed_loop(row, efficiencies[row.backend]), _conditions(row)
+        latencies, conditions = _run_closed_loop(row, efficiencies[host_of(row)]), _conditions(row)
         narrow = is_narrow(compute_dtype(weight_dtype(row), find_accelerator(row.system)))
         for kind, measured_s, parts in (
             (MeasurementKind.FIRST_TOKEN, row.ttft_s, latencies.ttft),
@@ -454,6 +485,7 @@ def _build_observations(
                     measured_s=measured_s,
                     parts=parts,
                     conditions=conditions,
+                    host=host_of(row),
                     engine=row.backend,
                     narrow=narrow,
                 )
@@ -481,7 +513,7 @@ def _roofline(
         kv=recipe_of(row).kv,
         efficiency=efficiency,
         engine=row.backend,
-        experts=row.experts or weight_dtype(row),
+        experts=recipe_of(row).experts or row.experts or weight_dtype(row),
     )
 
 
@@ -564,9 +596,15 @@ def _attention_s(shape: ModelShape, device: Accelerator, prompt_tokens: float) -
 
 def recipe_of(row: MeasuredRow) -> _Recipe:
     """The recipe of a row."""
-    if (row.prompt_tokens, row.output_tokens) in _INFERENCE_X_LENGTHS:
+    lengths = (row.prompt_tokens, row.output_tokens)
+    is_named_otherwise = bool(row.run_id) and not _is_inference_x_run(row)
+    if lengths in _INFERENCE_X_LENGTHS and not is_named_otherwise:
         return _inference_x(row)
     return _fixed_lengths(row)
+
+
+def _is_inference_x_run(row: MeasuredRow) -> bool:
+    return _INFERENCE_X_RUN.match(row.run_id) is not None
 
 
 def _inference_x(row: MeasuredRow) -> _Recipe:
@@ -589,7 +627,7 @@ def _inference_x(row: MeasuredRow) -> _Recipe:
 def _inference_x_vllm(row: MeasuredRow) -> _Recipe:
     """Keys and values in FP8 with FP8 and FP4 weights; experts keep them in 16 bits on Hopper.
 
-    MiniMax and NVFP4 checkpoints on Blackwell have a budget of two prompts.
+    MiniMax on Blackwell has a budget of two prompts. Hopper unpacks FP4 experts by Marlin kernels.
     """
     is_hopper, dtype = row.system in _HOPPER, weight_dtype(row)
     has_experts = find_shape(row.model).experts is not None
@@ -601,6 +639,7 @@ def _inference_x_vllm(row: MeasuredRow) -> _Recipe:
         name="InferenceX",
         is_published=True,
         kv=Dtype.BF16 if is_16_bit else Dtype.FP8,
+        experts=Dtype.INT4 if is_hopper and dtype is Dtype.FP4 else None,
         min_length_fraction=0.8,
         max_batched_tokens=2 * row.prompt_tokens if takes_two_prompts else 8192,
     )

@@ -107,6 +107,8 @@ class MeasuredRow:
     """Groups of devices among which experts are divided."""
     pools: MeasuredPools | None = None
     """Of a disaggregated run, if its workers are known; `tp` to `ep` are then the prefill's."""
+    run_id: str = ""
+    """Column `id`: tells who measured."""
 
     @property
     def layout(self) -> WorkerLayout:
@@ -173,6 +175,7 @@ def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
         concurrency=parse_tokens(fields["concurrency"], "concurrency", minimum=1),
         ttft_s=ttft_ms * _MILLI,
         tpot_s=tpot_ms * _MILLI,
+        run_id=fields.get("id") or "",
     )
 
 

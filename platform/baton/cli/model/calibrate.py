@@ -207,13 +207,17 @@ def load_calibration(paths: Sequence[Path]) -> LoadedCalibration | None:
     Raises:
         TraceUnusable: a file cannot be read, or no row of vLLM can be used.
     """
-    from baton.bench.accuracy.accuracy import calibrate_engines, unfit_reason
+    from baton.bench.accuracy.accuracy import (
+        calibrate_engines,
+        calibration_of,
+        unfit_reason,
+    )
 
     if not paths:
         return None
     rows = [row for path in paths for row in _read(path, ignore_invalid=False)[0]]
     name = ", ".join(path.name for path in paths)
-    fit = calibrate_engines(rows).get(_SERVED_ENGINE)
+    fit = calibration_of(_SERVED_ENGINE, calibrate_engines(rows))
     if fit is None:
         reasons = [reason for row in rows if (reason := unfit_reason(row))]
         engines = ", ".join(sorted({row.backend for row in rows})) or "no engine"

@@ -18,7 +18,7 @@ in multiples of their priors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from operator import mul
@@ -192,8 +192,13 @@ def solve_bounded(
     targets: Sequence[float],
     weights: Sequence[float],
     unknowns: Sequence[CoefficientPrior],
+    *,
+    held: Mapping[int, float] | None = None,
 ) -> list[float]:
-    """Bounded weighted least squares by coordinate descent; exact at convergence."""
+    """Bounded weighted least squares by coordinate descent; exact at convergence.
+
+    `held` has the weight of some unknowns' priors, by number, relative to all rows.
+    """
     size = len(unknowns)
     normal = [[0.0] * size for _ in range(size)]
     right_side = [0.0] * size
@@ -205,7 +210,8 @@ def solve_bounded(
             for j in range(size):
                 normal[i][j] += weight * row[i] * row[j]
     for i, unknown in enumerate(unknowns):
-        prior_weight = _PRIOR_WEIGHT * max(1, row_counts[i]) / (unknown.high - unknown.prior) ** 2
+        prior_rows = (held or {}).get(i, 0.0) * len(rows) or _PRIOR_WEIGHT * max(1, row_counts[i])
+        prior_weight = prior_rows / (unknown.high - unknown.prior) ** 2
         normal[i][i] += prior_weight
         right_side[i] += prior_weight * unknown.prior
     solution = [unknown.prior for unknown in unknowns]

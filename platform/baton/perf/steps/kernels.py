@@ -46,8 +46,9 @@ _EXPERT_TABLES: Final = {
     Dtype.FP8: ("fp8_block", "fp8"),
     Dtype.INT8: ("fp8_block", "fp8"),
     Dtype.FP4: ("fp4", "mxfp4"),
-    Dtype.INT4: ("int4", "mxfp4"),
+    Dtype.INT4: ("int4",),
 }
+"""Products with 4-bit integers unpack these to 16 bits, by Marlin kernels."""
 _GEMM_TABLES: Final = {
     Dtype.BF16: "bf16",
     Dtype.FP16: "bf16",
