@@ -12,10 +12,11 @@ import pytest
 from baton.perf.hardware import kernel_fits
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.hardware.collectives import network_dispatch_s
 from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency
 from baton.perf.hardware.kernel_fits import ExpertWidths, LogGrid
 from baton.perf.model.known_models import find_shape
-from baton.perf.model.layer_work import Matrix
+from baton.perf.model.layer_work import Matrix, attention_matrices
 from baton.perf.model.layers import Attention, StateMixer
 from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.kernels import EngineKernels, context_s
@@ -27,12 +28,18 @@ GPT_OSS = find_shape("openai/gpt-oss-120b")
 
 
 def kernels_of(
-    gpu: str, *, weights: Dtype = Dtype.BF16, tp: int = 1, dp: int = 1, ep: int = 1
+    gpu: str,
+    *,
+    weights: Dtype = Dtype.BF16,
+    tp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    engine: str = "vllm",
 ) -> EngineKernels:
     return EngineKernels(
         find_accelerator(gpu),
         DEFAULT_EFFICIENCY,
-        engine="vllm",
+        engine=engine,
         tp=tp,
         dp=dp,
         ep=ep,
@@ -159,14 +166,166 @@ def test_prompts_of_twice_the_length_take_up_to_four_times_the_attention() -> No
     assert seconds(65_536) / seconds(32_768) == pytest.approx(4.0, rel=0.02)
 
 
-def test_a_prompts_pass_through_states_takes_what_was_measured() -> None:
-    """Source: AIConfigurator, gdn table of vLLM 0.24 on H100: 48 heads of 128 x 128."""
-    state = StateMixer(
-        name="gated delta net", matrices=(), state_bytes=0, heads=48, key_dim=128, value_dim=128
+def gated_delta_net(heads: int) -> StateMixer:
+    """With states in 32 bits."""
+    return StateMixer(
+        name="gated delta net",
+        matrices=(),
+        state_bytes=4 * heads * 128 * 128,
+        heads=heads,
+        key_dim=128,
+        value_dim=128,
     )
-    for tokens, milliseconds in ((8192, 0.39208), (32_768, 1.52032)):
-        seconds = kernels_of("H100").state_prefill_s(state, tokens)
-        assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "tokens", "milliseconds"),
+    [(8, 1024, 0.0626), (8, 8192, 0.4306), (48, 8192, 0.5443), (48, 32_768, 2.1159)],
+)
+def test_a_prompts_pass_through_states_takes_what_was_measured(
+    heads: int, tokens: int, milliseconds: float
+) -> None:
+    """Source: AIConfigurator, gdn table of vLLM 0.24 on H100: convolution and rule."""
+    seconds = kernels_of("H100").state_prefill_s(
+        gated_delta_net(heads), tokens, attention_pairs(tokens, 0)
+    )
+    assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.1)
+
+
+def test_a_long_prompt_passes_through_few_states_no_faster_than_many_short_ones() -> None:
+    state, kernels = gated_delta_net(8), kernels_of("H100")
+    alone = kernels.state_prefill_s(state, 8192, attention_pairs(8192, 0))
+    many = kernels.state_prefill_s(state, 8192, 8 * attention_pairs(1024, 0))
+    assert alone > 3 * many
+
+
+@pytest.mark.parametrize(("requests", "milliseconds"), [(1, 0.00754), (64, 0.18927)])
+def test_states_of_decodes_take_what_was_measured(requests: int, milliseconds: float) -> None:
+    """Source: as above, 64 heads."""
+    seconds = kernels_of("H100").state_decode_s(gated_delta_net(64), requests)
+    assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.1)
+
+
+GLM_5 = find_shape("zai-org/GLM-5")
+
+
+def sparse_attention() -> Attention:
+    """Of GLM-5."""
+    layers = (layer.attention for layer in GLM_5.layer_counts())
+    return next(attention for attention in layers if attention and attention.indexer)
+
+
+def products_s(kernels: EngineKernels, rows: int) -> float:
+    """Of a layer's attention, over 8 devices."""
+    matrices = attention_matrices(sparse_attention(), GLM_5.hidden, 8)
+    return sum(kernels.gemm_s(matrix, rows) for matrix in matrices)
+
+
+@pytest.mark.parametrize(
+    ("engine", "milliseconds"),
+    [("vllm", {8192: 6.0687, 16_384: 13.0683}), ("sglang", {8192: 5.4135})],
+)
+def test_sparse_attention_of_prompts_takes_what_was_measured(
+    engine: str, milliseconds: dict[int, float]
+) -> None:
+    """Source: AIConfigurator, dsa_context_module tables on H100: GLM-5, 8 heads, in BF16."""
+    kernels = kernels_of("H100", tp=8, engine=engine)
+    for tokens, measured_ms in milliseconds.items():
+        seconds = kernels.prefill_attention_s(
+            sparse_attention(), tokens, attention_pairs(tokens, 0)
+        ) + products_s(kernels, tokens)
+        assert seconds * 1e3 == pytest.approx(measured_ms, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("engine", "milliseconds"),
+    [
+        ("vllm", {4096: 0.2919, 8192: 0.3, 32_768: 0.3184}),
+        ("sglang", {4096: 0.114, 8192: 0.1181}),
+    ],
+)
+def test_sparse_attention_of_decodes_takes_what_was_measured(
+    engine: str, milliseconds: dict[int, float]
+) -> None:
+    """Source: as above, dsa_generation_module: 16 requests."""
+    kernels = kernels_of("H100", tp=8, engine=engine)
+    curve = kernels.decode_curve(sparse_attention(), 16)
+    for context, measured_ms in milliseconds.items():
+        seconds = context_s(curve, context) + products_s(kernels, 16)
+        assert seconds * 1e3 == pytest.approx(measured_ms, rel=0.12)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "B300", "MI300X"])
+def test_contexts_cost_layers_with_an_indexer_less_than_all_their_tokens(gpu: str) -> None:
+    full = replace(sparse_attention(), indexer=None)
+    kernels = kernels_of(gpu, tp=8)
+
+    def growth(attention: Attention) -> float:
+        curve = kernels.decode_curve(attention, 128)
+        return context_s(curve, 65_536) - context_s(curve, 4096)
+
+    assert 0 < growth(sparse_attention()) < 0.5 * growth(full)
+    follower = replace(full, shares_indexer=True)
+    assert growth(follower) <= 0.05 * growth(full)
+
+
+MODELS = (
+    ("zai-org/GLM-5", Dtype.FP8, 8),
+    ("Qwen/Qwen3.5-397B-A17B", Dtype.FP8, 8),
+    ("deepseek-ai/DeepSeek-R1", Dtype.FP8, 8),
+    ("openai/gpt-oss-120b", Dtype.FP4, 2),
+    ("Qwen/Qwen3-32B", Dtype.FP8, 2),
+    ("MiniMaxAI/MiniMax-M2.5", Dtype.FP8, 4),
+)
+DECODES = [
+    StepBatch(decode_requests=requests, decode_context_tokens=requests * context)
+    for context in (1024, 8192, 65_536)
+    for requests in (1, 4, 16, 64, 256)
+]
+PROMPTS = [
+    StepBatch(
+        prefill_tokens=prompts * tokens,
+        prefill_requests=prompts,
+        prefill_pairs=prompts * attention_pairs(tokens, 0),
+        finished_prefills=prompts,
+    )
+    for prompts in (1, 4)
+    for tokens in (256, 1024, 4096, 16_384, 65_536)
+]
+
+
+def step_times(model: str, gpu: str, engine: str, dtype: Dtype, tp: int) -> tuple[list[float], ...]:
+    """Seconds of the decodes and of the prompts above."""
+    timing = Roofline(find_shape(model), find_accelerator(gpu), tp=tp, weights=dtype, engine=engine)
+    return [timing.step_s(batch) for batch in DECODES], [timing.step_s(batch) for batch in PROMPTS]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize(("model", "dtype", "tp"), MODELS)
+def test_steps_are_no_slower_on_a_newer_gpu_and_grow_with_batch_and_length(
+    model: str, dtype: Dtype, tp: int, engine: str
+) -> None:
+    """On B200 steps of one request may take 15 % more: its collectives take longer to start."""
+    times = {
+        gpu: step_times(model, gpu, engine, dtype, tp)
+        for gpu in ("H100", "H200", "B200", "GB200", "B300", "GB300")
+    }
+    for older, newer, slack in (
+        ("H100", "H200", 1.0001),
+        ("H200", "B200", 1.15),
+        ("B200", "B300", 1.001),
+        ("GB200", "GB300", 1.001),
+    ):
+        for before, after in zip(times[older], times[newer], strict=True):
+            assert all(new <= slack * old for old, new in zip(before, after, strict=True))
+    for decodes, prompts in times.values():
+        for start in range(0, len(decodes), 5):
+            assert decodes[start : start + 5] == sorted(decodes[start : start + 5])
+        for requests in range(5):
+            assert decodes[requests::5] == sorted(decodes[requests::5])
+        assert prompts[:5] == sorted(prompts[:5])
+        assert prompts[5:] == sorted(prompts[5:])
+        assert all(one < four for one, four in zip(prompts[:5], prompts[5:], strict=True))
 
 
 def test_a_window_bounds_prompts_and_decodes() -> None:
@@ -216,6 +375,66 @@ def test_a_step_with_prompts_costs_the_host_more() -> None:
     prefill = StepBatch(prefill_tokens=1, prefill_requests=1, prefill_pairs=1.0)
     assert timing.parts(prefill).prefill_s == pytest.approx(80e-3)
     assert timing.parts(StepBatch(decode_requests=1)).prefill_s == 0
+
+
+R1 = find_shape("deepseek-ai/DeepSeek-R1")
+
+
+@pytest.mark.parametrize(("tokens", "microseconds"), [(1, 27.6), (64, 64.3), (8192, 2811)])
+def test_a_dispatch_to_experts_and_back_takes_what_was_measured(
+    tokens: int, microseconds: float
+) -> None:
+    """Source: AIConfigurator, deepep tables of SGLang 0.5.12 on 8 H100: the faster mode."""
+    assert R1.experts is not None
+    time = kernels_of("H100", dp=8, ep=8).dispatch_time(R1.experts, R1.hidden, tokens)
+    assert time is not None
+    assert sum(time) * 1e6 == pytest.approx(microseconds, rel=0.15)
+
+
+@pytest.mark.parametrize(("devices", "microseconds"), [(16, 118), (32, 155), (64, 173), (256, 194)])
+def test_a_network_carries_a_dispatch_as_fast_as_published(
+    devices: int, microseconds: float
+) -> None:
+    """Source: DeepEP, README, low-latency kernels: 128 tokens, a byte of each number."""
+    copies = 128 * 8 * (1 - 8 / devices)
+    seconds = network_dispatch_s(copies, 7168, find_accelerator("H100")) / 3
+    assert (13e-6 + seconds) * 1e6 == pytest.approx(microseconds, rel=0.1)
+
+
+@pytest.mark.parametrize("gpu", ["H200", "GB200", "GB300"])
+def test_wide_experts_exchange_their_tokens_and_not_all_tokens(gpu: str) -> None:
+    """32 ranks with 64 requests each."""
+    batch = StepBatch(decode_requests=2048, decode_context_tokens=2048 * 2000)
+
+    def parts(ep: int) -> StepParts:
+        device = find_accelerator(gpu)
+        return Roofline(R1, device, dp=32, ep=ep, weights=Dtype.FP8, engine="sglang").parts(batch)
+
+    wide, gathered = parts(32), parts(1)
+    assert wide.wire_s < 0.5 * gathered.wire_s
+    assert wide.experts_s < 15e-3
+
+
+def test_wide_experts_take_what_was_measured_behind_a_dispatch() -> None:
+    """Source: AIConfigurator, wideep_generation_moe table of GB200: 1,024 and 4,096 tokens."""
+    assert R1.experts is not None
+    kernels = kernels_of("GB200", weights=Dtype.FP8, dp=32, ep=32)
+    for tokens, milliseconds in ((1024, 0.1), (4096, 0.159)):
+        seconds = kernels.experts_s(R1.experts, R1.hidden, tokens)
+        assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.15)
+    narrow = kernels_of("GB200", weights=Dtype.FP4, dp=32, ep=32)
+    fp4_s = narrow.experts_s(R1.experts, R1.hidden, 4096)
+    assert fp4_s < kernels.experts_s(R1.experts, R1.hidden, 4096)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "H200", "B200", "GB200"])
+def test_latents_in_eight_bits_take_no_longer_than_in_sixteen(gpu: str) -> None:
+    fits = kernel_fits.kernel_fits(find_accelerator(gpu).name, "vllm")
+    assert fits is not None
+    narrow, wide = fits.latent_decode(Dtype.FP8), fits.latent_decode(Dtype.BF16)
+    assert narrow is not None
+    assert wide is not None
+    assert all(narrow.at(n, 8192, 128) <= wide.at(n, 8192, 128) for n in (16, 64, 256))
 
 
 @pytest.mark.data

@@ -51,7 +51,13 @@ _GROWTH: Final[Mapping[str, tuple[int, ...]]] = {
     "latent_prefill": (2, 1),
     "decode": (1, 1, 1),
     "latent_decode": (1, 1, 1),
+    "state_prefill": (1, 1),
+    "state_decode": (1,),
+    "sparse_prefill": (1, 1),
+    "sparse_decode": (1, 1, 1),
     "all_reduce": (0, 1),
+    "dispatch": (1,),
+    "wide_experts": (1, 0),
     "experts": (1,),
 }
 """Powers with which seconds grow beyond the last point of each size."""
@@ -59,6 +65,13 @@ _ENGINES: Final[Mapping[str, str]] = {"vllm": "vllm", "sglang": "sglang", "trtll
 """TensorRT-LLM's kernels have no tables here; vLLM takes many of the same from FlashInfer."""
 _LATENT_ENGINE: Final = "sglang"
 """Whose tables have latent attention without the products around it."""
+_SHARED_GRIDS: Final = ("latent_", "sparse_", "dispatch", "wide_experts")
+"""Of `_LATENT_ENGINE`, for engines without their own."""
+_SPARSE_ENGINES: Final = frozenset({"vllm", "sglang"})
+"""Those with tables of sparse attention; others have the grids of `_LATENT_ENGINE`, whose kernels
+on B200 and GB200 are TensorRT-LLM's."""
+SPARSE_PROMPT_TOKENS: Final = 1024
+"""Of prompts, whose sparse attention takes the seconds of `sparse_prefill`."""
 
 
 class _StoredGrid(TypedDict):
@@ -83,6 +96,10 @@ class ExpertWidths(NamedTuple):
     def distance(self, other: ExpertWidths) -> float:
         """In octaves, over all sizes."""
         return sum(abs(math.log2(a / b)) for a, b in zip(self, other, strict=True))
+
+
+WIDE_EXPERTS: Final = ExpertWidths(hidden=7168, width=2048, active=8, experts=256, tp=1, ep=1)
+"""DeepSeek-V3's, which the tables of wide expert parallelism have."""
 
 
 class LogGrid:
@@ -199,12 +216,43 @@ class KernelFits:
         return self._grid(f"latent_prefill/{_kv_name(kv)}")
 
     def latent_decode(self, kv: Dtype) -> LogGrid | None:
-        """By requests, attended tokens of each, and heads."""
-        return self._grid(f"latent_decode/{_kv_name(kv)}")
+        """By requests, attended tokens of each, and heads; in BF16 where there is no FP8."""
+        return self._grid(f"latent_decode/{_kv_name(kv)}") or self._grid("latent_decode/bf16")
+
+    def sparse_prefill(self, kv: Dtype) -> LogGrid | None:
+        """Layers with an indexer, without their products, for `SPARSE_PROMPT_TOKENS` of prompts.
+
+        By attended tokens of a prompt's last token, and heads.
+        """
+        return self._grid(f"sparse_prefill/{_kv_name(kv)}")
+
+    def sparse_decode(self, kv: Dtype) -> LogGrid | None:
+        """The same of decodes: by requests, context of each, and heads."""
+        return self._grid(f"sparse_decode/{_kv_name(kv)}")
+
+    def state_prefill(self) -> LogGrid | None:
+        """By tokens of a prompt, and heads with 128 x 128 numbers of all prompts."""
+        return self._grid("state_prefill")
+
+    def state_decode(self) -> LogGrid | None:
+        """By heads of all requests, each with 128 x 128 numbers in 32 bits."""
+        return self._grid("state_decode")
 
     def all_reduce(self) -> LogGrid | None:
         """By devices and bytes of the payload."""
         return self._grid("all_reduce")
+
+    def dispatch(self, mode: str) -> LogGrid | None:
+        """Of tokens to experts and back, within a node: by numbers that leave a device.
+
+        The modes are `low_latency`, with a copy for each expert, and `normal`, with one for each
+        device.
+        """
+        return self._grid(f"dispatch/{mode}")
+
+    def wide_experts(self) -> LogGrid | None:
+        """Of `WIDE_EXPERTS` in FP8 behind a dispatch: by tokens of a device, and devices."""
+        return self._grid("wide_experts")
 
     @cache  # noqa: B019 - as above
     def experts(self, dtype: str) -> ExpertGrid | None:
@@ -239,10 +287,12 @@ def kernel_fits(accelerator: str, engine: str) -> KernelFits | None:
         return None
     fits = _fits_by_name()
     latent = fits.get(f"{system}/{_LATENT_ENGINE}", {})
-    own = fits.get(f"{system}/{_ENGINES.get(engine, 'vllm')}")
+    own = fits.get(f"{system}/{_ENGINES.get(engine, 'vllm')}", fits[f"{system}/vllm"])
+    if engine not in _SPARSE_ENGINES:
+        own = {name: grid for name, grid in own.items() if not name.startswith("sparse_")}
     return KernelFits(
-        fits[f"{system}/vllm"] if own is None else own,
-        {name: grid for name, grid in latent.items() if name.startswith("latent_")},
+        own,
+        {name: grid for name, grid in latent.items() if name.startswith(_SHARED_GRIDS)},
     )
 
 

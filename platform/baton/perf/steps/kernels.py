@@ -16,9 +16,17 @@ from typing import Final, NamedTuple
 
 from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
 from baton.perf.hardware.catalogue import CATALOGUE
-from baton.perf.hardware.collectives import NO_COLLECTIVE, CollectiveTime, all_reduce
+from baton.perf.hardware.collectives import (
+    NO_COLLECTIVE,
+    CollectiveTime,
+    all_reduce,
+    network_dispatch_s,
+    other_devices,
+)
 from baton.perf.hardware.efficiency import Efficiency, GemmCurve, gemm_curve
 from baton.perf.hardware.kernel_fits import (
+    SPARSE_PROMPT_TOKENS,
+    WIDE_EXPERTS,
     ExpertWidths,
     LogGrid,
     kernel_fits,
@@ -31,8 +39,15 @@ _ACTIVATION_BYTES: Final = 2.0
 """Activations between products have 16 bits."""
 _MEASURED_RANKS: Final = 8
 _LAUNCH_BYTES: Final = 256
+_LOW_LATENCY_TOKENS: Final = 1024
+"""Of a device: DeepEP's mode for low latency has no room for more."""
 _CONTEXTS: Final = tuple(2.0**octave for octave in range(1, 18))
 """Of a decode curve: 2, 4, ... 131,072 tokens."""
+_CHOSEN_TOKENS: Final = 2048
+"""Layers with an indexer attend to at most this number of tokens. Source: `index_topk` of
+DeepSeek-V3.2 and GLM-5."""
+_STATE_NUMBERS: Final = 128 * 128
+"""Of a head's state in the tables, which has 32 bits."""
 _STATE_COMPUTE: Final = 0.13
 """Share of the rated operations per second of a prompt's pass through a state. Source:
 AIConfigurator's `gdn` table of vLLM 0.24 on H100, Qwen3.5-27B, 8,192 tokens."""
@@ -85,6 +100,8 @@ class EngineKernels:
         self._efficiency = efficiency
         self._tp, self._dp, self._ep = tp, dp, ep
         self._weights, self._experts, self._kv = weights, experts, kv
+        self.dispatches = dp > 1 and ep > 1
+        """Whether ranks can send tokens to the devices of their experts only."""
         self.inputs = compute_dtype(weights, device)
         """Arithmetic type of products."""
         self._fits = kernel_fits(device.name, engine)
@@ -130,7 +147,11 @@ class EngineKernels:
     # ------------------------------------------------------------------ experts
 
     def experts_s(self, experts: Experts, hidden: int, tokens: float) -> float:
-        """One layer's routed experts: grouped products, one launch for all chosen experts."""
+        """One layer's routed experts: grouped products, one launch for all chosen experts.
+
+        The tables have the time of the busiest device. Ranks that dispatch tokens over more than a
+        node have copies of busy experts, and tables of their own.
+        """
         widths = ExpertWidths(
             experts.latent or hidden,
             experts.width,
@@ -139,21 +160,29 @@ class EngineKernels:
             max(1, self._tp * self._dp // self._ep),
             self._ep,
         )
+        wide = None if self._fits is None else self._fits.wide_experts()
+        if self.dispatches and self._ep > _MEASURED_RANKS and wide is not None:
+            seconds = wide.at(tokens / (self._tp * self._dp), self._ep)
+            own_s = self._sheet_experts_s(self._device, widths, tokens, self._experts)
+            device, measured = self._relative or self._device, WIDE_EXPERTS._replace(ep=self._ep)
+            return seconds * own_s / self._sheet_experts_s(device, measured, tokens, Dtype.FP8)
         if widths not in self._expert_tables:
             self._expert_tables[widths] = self._nearest_experts(widths)
         nearest = self._expert_tables[widths]
         if nearest is None:
-            return self._sheet_experts_s(self._device, widths, tokens)
+            return self._sheet_experts_s(self._device, widths, tokens, self._experts)
         measured, grid = nearest
         seconds = grid.at(tokens)
         if measured == widths and self._relative is None:
             return seconds
-        own_s = self._sheet_experts_s(self._device, widths, tokens)
-        return (
-            seconds
-            * own_s
-            / self._sheet_experts_s(self._relative or self._device, measured, tokens)
+        own_s, measured_s = (
+            self._sheet_experts_s(device, some, tokens, self._experts)
+            for device, some in (
+                (self._device, widths),
+                (self._relative or self._device, measured),
+            )
         )
+        return seconds * own_s / measured_s
 
     def _nearest_experts(self, widths: ExpertWidths) -> tuple[ExpertWidths, LogGrid] | None:
         if self._fits is None:
@@ -165,7 +194,9 @@ class EngineKernels:
         found = [table.nearest(widths) for table in tables if table is not None]
         return min(found, key=lambda item: item[0].distance(widths), default=None)
 
-    def _sheet_experts_s(self, device: Accelerator, widths: ExpertWidths, tokens: float) -> float:
+    def _sheet_experts_s(
+        self, device: Accelerator, widths: ExpertWidths, tokens: float, dtype: Dtype
+    ) -> float:
         """By curves.
 
         Of E experts with k chosen per token, B tokens touch E * (1 - (1 - k/E)^B) when choices are
@@ -184,8 +215,8 @@ class EngineKernels:
                 device,
                 matrix,
                 rows,
-                weights=self._experts,
-                inputs=compute_dtype(self._experts, device),
+                weights=dtype,
+                inputs=compute_dtype(dtype, device),
                 matrices=touched,
             )
             for matrix in matrices
@@ -202,13 +233,9 @@ class EngineKernels:
         """
         if (window := attention.window_tokens) is not None:
             pairs = min(pairs, tokens * window)
-        measured = self._measured_prefill(attention)
-        if measured is None:
+        seconds = self._measured_prefill_s(attention, tokens, pairs, ranks)
+        if seconds is None:
             return self._sheet_prefill_s(self._device, attention, tokens, pairs, ranks)
-        grid, scale = measured
-        length = max(1.0, 2 * pairs / tokens - 1)
-        heads = per_device(attention.heads, self._tp) * tokens / ranks / length
-        seconds = scale * grid.at(length, heads)
         if self._relative is None:
             return seconds
         own_s, relative_s = (
@@ -221,16 +248,32 @@ class EngineKernels:
         self, device: Accelerator, attention: Attention, tokens: int, pairs: float, ranks: int
     ) -> float:
         costs = self._attention_costs(device, attention)
+        index_s = pairs / ranks * costs.index_s
+        if _is_sparse(attention):
+            pairs = min(pairs, tokens * _CHOSEN_TOKENS)
         all_pairs = (pairs + tokens * costs.extra_pairs) / ranks
-        return self._efficiency.attention_launch_s + all_pairs * costs.pair_s
+        return self._efficiency.attention_launch_s + all_pairs * costs.pair_s + index_s
 
-    def _measured_prefill(self, attention: Attention) -> tuple[LogGrid, float] | None:
+    def _measured_prefill_s(
+        self, attention: Attention, tokens: int, pairs: float, ranks: int
+    ) -> float | None:
         if self._fits is None:
             return None
-        if attention.latent is None:
-            return self._fits.prefill_attention(attention.head_dim, self._kv)
-        grid = self._fits.latent_prefill(self._kv)
-        return None if grid is None else (grid, 1.0)
+        length = max(1.0, 2 * pairs / tokens - 1)
+        heads, share = per_device(attention.heads, self._tp), tokens / ranks
+        if _is_sparse(attention):
+            grid = self._fits.sparse_prefill(self._kv)
+            if grid is None:
+                return None
+            if attention.indexer is None:
+                length = min(length, _CHOSEN_TOKENS)
+            launch_s = self._efficiency.attention_launch_s
+            return launch_s + grid.at(length, heads) * share / SPARSE_PROMPT_TOKENS
+        if attention.latent is not None:
+            grid = self._fits.latent_prefill(self._kv)
+            return None if grid is None else grid.at(length, heads * share / length)
+        found = self._fits.prefill_attention(attention.head_dim, self._kv)
+        return None if found is None else found[1] * found[0].at(length, heads * share / length)
 
     def decode_curve(self, attention: Attention, requests: int) -> DecodeCurve:
         """One layer's decode attention for some requests of equal contexts; see `context_s`."""
@@ -252,8 +295,11 @@ class EngineKernels:
     ) -> DecodeCurve:
         costs = self._attention_costs(device, attention)
         launch_s = self._efficiency.attention_launch_s
+        most = _CHOSEN_TOKENS if _is_sparse(attention) else _CONTEXTS[-1]
         return tuple(
-            launch_s + requests * (costs.request_s + context * costs.token_s)
+            launch_s
+            + requests
+            * (costs.request_s + min(context, most) * costs.token_s + context * costs.index_s)
             for context in _CONTEXTS
         )
 
@@ -271,10 +317,15 @@ class EngineKernels:
             return None
         heads = per_device(attention.heads, self._tp)
         if attention.latent is not None:
-            grid = self._fits.latent_decode(self._kv)
+            is_sparse = _is_sparse(attention)
+            fits = self._fits
+            grid = fits.sparse_decode(self._kv) if is_sparse else fits.latent_decode(self._kv)
             if grid is None:
                 return None
-            return tuple(grid.at(requests, context, heads) for context in _CONTEXTS)
+            most = _CONTEXTS[-1]
+            if is_sparse and attention.indexer is None:
+                most = _CHOSEN_TOKENS
+            return tuple(grid.at(requests, min(context, most), heads) for context in _CONTEXTS)
         found = self._fits.decode_attention(attention.head_dim, self._kv)
         if found is None or self._reads_by_bytes:
             return None
@@ -285,17 +336,45 @@ class EngineKernels:
             for context in _CONTEXTS
         )
 
-    def state_prefill_s(self, state: StateMixer, tokens: int, *, ranks: int = 1) -> float:
-        """One layer's pass of prompts through their states, beside its products."""
+    def state_prefill_s(
+        self, state: StateMixer, tokens: int, pairs: float, *, ranks: int = 1
+    ) -> float:
+        """One layer's pass of prompts through their states, beside its products.
+
+        Prompts have these tokens and pairs in all, and are taken as alike. The tables are those of
+        gated delta nets. Their heads stand for as many numbers of other states.
+        """
         numbers = per_device(state.heads, self._tp) * state.key_dim * state.value_dim
-        rate = self._device.flops_of(Dtype.BF16) * _STATE_COMPUTE
-        return self._efficiency.attention_launch_s + _STATE_OPS * numbers * tokens / ranks / rate
+        seconds = self._sheet_state_prefill_s(self._device, numbers * tokens / ranks)
+        grid = None if self._fits is None else self._fits.state_prefill()
+        if grid is None or not numbers:
+            return seconds
+        length = min(tokens, max(1.0, 2 * pairs / tokens - 1))
+        measured_s = grid.at(length, numbers / _STATE_NUMBERS * tokens / ranks / length)
+        if self._relative is None:
+            return measured_s
+        relative_s = self._sheet_state_prefill_s(self._relative, numbers * tokens / ranks)
+        return measured_s * seconds / relative_s
+
+    def _sheet_state_prefill_s(self, device: Accelerator, numbers: float) -> float:
+        rate = device.flops_of(Dtype.BF16) * _STATE_COMPUTE
+        return self._efficiency.attention_launch_s + _STATE_OPS * numbers / rate
 
     def state_decode_s(self, state: StateMixer, requests: int) -> float:
         """One layer's states of decoding requests: each is read and written."""
-        moved_bytes = 2 * state.state_bytes / self._tp * requests / self._dp
-        rate = self._device.memory_bytes_per_s * self._efficiency.elementwise
-        return self._efficiency.attention_launch_s + moved_bytes / rate
+        state_bytes = state.state_bytes / self._tp * requests / self._dp
+        seconds = self._sheet_state_decode_s(self._device, state_bytes)
+        grid = None if self._fits is None else self._fits.state_decode()
+        if grid is None:
+            return seconds
+        measured_s = grid.at(state_bytes / (DTYPE_BYTES[Dtype.FP32] * _STATE_NUMBERS))
+        if self._relative is None:
+            return measured_s
+        return measured_s * seconds / self._sheet_state_decode_s(self._relative, state_bytes)
+
+    def _sheet_state_decode_s(self, device: Accelerator, state_bytes: float) -> float:
+        rate = device.memory_bytes_per_s * self._efficiency.elementwise
+        return self._efficiency.attention_launch_s + 2 * state_bytes / rate
 
     # ------------------------------------------------------------------ communication
 
@@ -318,6 +397,35 @@ class EngineKernels:
             wire_s * sheet.wire_s / other.wire_s if other.wire_s else sheet.wire_s,
         )
 
+    def dispatch_time(self, experts: Experts, hidden: int, tokens: float) -> CollectiveTime | None:
+        """To send a device's tokens to the devices of their experts and back; None: not known.
+
+        The faster of DeepEP's modes: copies for each expert, or for each device (of other nodes for
+        each node). The tables end at one node of 8; in larger NVLink domains, copies leave a device
+        at the same rate. The network carries the rest at the same time. Engines other than SGLang
+        have kernels that move as many bytes.
+        """
+        ranks = self._tp * self._dp
+        node = min(ranks, self._device.devices_per_node)
+        nodes, active = max(1.0, ranks / node), experts.active
+        width = experts.latent or hidden
+        modes = (
+            ("low_latency", active * (node - 1) / ranks, active * (1 - node / ranks)),
+            ("normal", other_devices(node, active), other_devices(round(nodes), active)),
+        )
+        times = []
+        for mode, near, far in modes:
+            grid = None if self._fits is None else self._fits.dispatch(mode)
+            if grid is None or (mode == "low_latency" and tokens > _LOW_LATENCY_TOKENS):
+                continue
+            start_s = grid.at(1.0)
+            wire_s = grid.at(tokens * near * width) - start_s
+            if self._relative is not None:
+                wire_s *= self._relative.peer_bytes_per_s / self._device.peer_bytes_per_s
+            far_s = network_dispatch_s(tokens * far, width, self._device)
+            times.append(CollectiveTime(start_s, max(0.0, wire_s, far_s)))
+        return min(times, key=sum, default=None)
+
 
 def context_s(curve: DecodeCurve, context: float) -> float:
     """Seconds at a context, linear between the points of the curve and beyond them."""
@@ -338,6 +446,14 @@ class _AttentionCosts(NamedTuple):
     slower."""
     request_s: float
     """Decode: a request."""
+    index_s: float
+    """An indexer's score of a token, on each device for all of the indexer's heads."""
+
+
+def _is_sparse(attention: Attention) -> bool:
+    """Whether an indexer chooses the latents that are attended to."""
+    has_indexer = attention.indexer is not None or attention.shares_indexer
+    return has_indexer and attention.latent is not None
 
 
 def _attention_costs(
@@ -358,6 +474,8 @@ def _attention_costs(
         token_bytes = rank * width
         token_flops = 2 * max(efficiency.decode_tile, heads) * (rank + latent.kv_rank)
     rate = device.flops_of(Dtype.BF16)
+    indexer = attention.indexer
+    index_width = 0 if indexer is None else indexer.heads * indexer.dim
     return _AttentionCosts(
         pair_s=2 * heads * pair_width / (rate * efficiency.prefill_attention),
         extra_pairs=efficiency.prefill_extra_pairs_fp8
@@ -368,6 +486,7 @@ def _attention_costs(
             token_flops / (rate * efficiency.decode_compute),
         ),
         request_s=kv_heads * efficiency.attention_pair_s,
+        index_s=2 * index_width / (rate * efficiency.prefill_attention),
     )
 
 

@@ -249,7 +249,7 @@ class Roofline:
             for experts, count in self._experts.items()
         )
         payload_bytes = rows * self._shape.hidden * _ACTIVATION_BYTES
-        reduce_time = self._layer_reduce_time(payload_bytes)
+        reduce_time = self._layer_reduce_time(rows)
         unscaled_s = self._small_kernels_s(rows) + reduce_time.launch_s
         if self._pp > 1:
             devices = self._tp * self._dp * self._pp
@@ -261,20 +261,32 @@ class Roofline:
             unscaled_s=unscaled_s,
         )
 
-    def _layer_reduce_time(self, payload_bytes: float) -> CollectiveTime:
+    def _layer_reduce_time(self, rows: int) -> CollectiveTime:
         """Sums after attention and after the feed-forward of all layers.
 
         Ranks that share experts gather all tokens before these and scatter their sums after, which
-        moves as much as summing all tokens. Source: vLLM's `AgRsAll2AllManager`.
+        moves as much as summing all tokens. Source: vLLM's `AgRsAll2AllManager`. Ranks with experts
+        of their own send tokens only to these, where that is faster.
         """
+        payload_bytes = rows * self._shape.hidden * _ACTIVATION_BYTES
         within = self._kernels.reduce_time(payload_bytes, self._tp)
-        over_all = self._kernels.reduce_time(payload_bytes * self._dp, self._tp * self._dp)
         shared = sum(self._experts.values()) if self._dp > 1 else 0
         counts = _ALL_REDUCES * self._shape.layers - shared
-        return CollectiveTime(
-            counts * within.launch_s + shared * over_all.launch_s,
-            counts * within.wire_s + shared * over_all.wire_s,
-        )
+        total = CollectiveTime(counts * within.launch_s, counts * within.wire_s)
+        if not shared:
+            return total
+        over_all = self._kernels.reduce_time(payload_bytes * self._dp, self._tp * self._dp)
+        for experts, count in self._experts.items():
+            shared_time = over_all
+            if self._kernels.dispatches:
+                tokens = rows / self._tp
+                sent = self._kernels.dispatch_time(experts, self._shape.hidden, tokens)
+                shared_time = min(over_all, sent or over_all, key=sum)
+            total = CollectiveTime(
+                total.launch_s + count * shared_time.launch_s,
+                total.wire_s + count * shared_time.wire_s,
+            )
+        return total
 
     def _compute_output_costs(self, sampled: int) -> _TokenCosts:
         """The output layer, stored in 16 bits, and the gathering of its results."""
@@ -307,7 +319,7 @@ class Roofline:
             for attention, count in self._attentions.items()
         )
         return seconds + sum(
-            count * kernels.state_prefill_s(state, tokens, ranks=ranks)
+            count * kernels.state_prefill_s(state, tokens, pairs, ranks=ranks)
             for state, count in self._states.items()
         )
 
