@@ -201,6 +201,24 @@ def test_all_devices_of_another_node_talk_over_the_network() -> None:
     assert sum(all_reduce(1e8, 1, H100)) == 0
 
 
+@pytest.mark.parametrize(
+    ("payload_bytes", "microseconds"), [(1024, 24.1), (32_768, 24.5), (262_144, 28.0)]
+)
+def test_devices_without_a_link_of_their_own_reduce_in_a_ring_over_pcie(
+    payload_bytes: float, microseconds: float
+) -> None:
+    """Source: voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md, 8 devices."""
+    device = find_accelerator("RTX PRO 6000")
+    time = all_reduce(payload_bytes, 8, device)
+    assert sum(time) * 1e6 == pytest.approx(microseconds, rel=0.3)
+    large = all_reduce(1e9, 8, device)
+    assert 1.75 * 1e9 / large.wire_s == pytest.approx(41e9, rel=0.05)
+    pair, eight = (sum(all_reduce(1024, ranks, device)) for ranks in (2, 8))
+    assert pair == pytest.approx(6.2e-6, rel=0.05)
+    assert pair < eight
+    assert sum(all_reduce(1024, 8, H100)) < 0.3 * eight
+
+
 @given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(2, 8))
 def test_larger_exchanges_take_no_less(one: float, other: float, ranks: int) -> None:
     less, more = sorted((one, other))

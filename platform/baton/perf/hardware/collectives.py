@@ -27,6 +27,13 @@ _DISPATCH_EFFICIENCY = 0.78
 50 GB/s each, 118 to 194 us. Its dispatch takes 13 us, and copies leave a node at this share of the
 rated bandwidth: 0 to 9 % off."""
 
+_RING_S = 3.2e-6
+_RING_HOP_S = 1.5e-6
+_RING_EFFICIENCY = 0.64
+"""Of NCCL's ring over PCIe. On 8 RTX PRO 6000 it takes 24 us up to 64 KB, and reaches 41 GB/s of
+64 GB/s beyond. On two RTX 4070 Ti SUPER it takes 6.2 us. Source: voipmonitor/rtx6kpro,
+hardware/pcie-bandwidth.md; a published run of nccl-tests."""
+
 
 class CollectiveTime(NamedTuple):
     """Duration of one exchange."""
@@ -43,14 +50,25 @@ def all_reduce(payload_bytes: float, ranks: int, accelerator: Accelerator) -> Co
     """To sum `payload_bytes` over `ranks` devices of one node; zero for one device.
 
     The faster of two algorithms: each device reads all payloads (one phase, small payloads), or
-    each sums a part and the parts are gathered (two phases).
+    each sums a part and the parts are gathered (two phases). Over PCIe, a ring in 2 * (ranks - 1)
+    hops, as engines use their own kernels over NVLink only.
     """
     if ranks <= 1:
         return NO_COLLECTIVE
+    if is_over_pcie(ranks, accelerator):
+        rate = accelerator.peer_bytes_per_s * _RING_EFFICIENCY
+        launch_s = _RING_S + 2 * (ranks - 1) * _RING_HOP_S
+        return CollectiveTime(launch_s, 2 * (ranks - 1) / ranks * payload_bytes / rate)
     wire_s = _INVERSE_EFFICIENCY * payload_bytes / _peer_bytes_per_s(ranks, accelerator)
     one_phase_s = (ranks - 1) * wire_s
     two_phases_s = _SECOND_PHASE_S + 2 * (ranks - 1) / ranks * wire_s
     return CollectiveTime(_LAUNCH_S + _LAUNCH_RANK_S * ranks, min(one_phase_s, two_phases_s))
+
+
+def is_over_pcie(ranks: int, accelerator: Accelerator) -> bool:
+    """Whether these devices of one node reach each other over their link to the host."""
+    has_no_own_link = accelerator.peer_bytes_per_s == accelerator.host_bytes_per_s
+    return has_no_own_link and ranks <= accelerator.devices_per_node
 
 
 def other_devices(devices: int, choices: int) -> float:

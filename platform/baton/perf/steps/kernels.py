@@ -20,6 +20,7 @@ from baton.perf.hardware.collectives import (
     NO_COLLECTIVE,
     CollectiveTime,
     all_reduce,
+    is_over_pcie,
     network_dispatch_s,
     other_devices,
 )
@@ -384,7 +385,7 @@ class EngineKernels:
             return NO_COLLECTIVE
         grid = None if self._fits is None else self._fits.all_reduce()
         sheet = all_reduce(payload_bytes, ranks, self._device)
-        if grid is None:
+        if grid is None or is_over_pcie(ranks, self._device):
             return sheet
         known = min(ranks, _MEASURED_RANKS)
         launch_s = grid.at(known, _LAUNCH_BYTES)
