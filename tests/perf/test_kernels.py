@@ -427,6 +427,13 @@ def test_wide_experts_take_what_was_measured_behind_a_dispatch() -> None:
     assert fp4_s < kernels.experts_s(R1.experts, R1.hidden, 4096)
 
 
+def test_each_rank_has_a_process_for_its_requests() -> None:
+    batch = StepBatch(decode_requests=64, decode_context_tokens=64)
+    efficiency = Efficiency(request_s=1e-3)
+    ranks = Roofline(GPT_OSS, GPU, weights=Dtype.FP4, dp=8, ep=8, efficiency=efficiency)
+    assert ranks.parts(batch).requests_s == pytest.approx(8e-3)
+
+
 @pytest.mark.parametrize("gpu", ["H100", "H200", "B200", "GB200"])
 def test_latents_in_eight_bits_take_no_longer_than_in_sixteen(gpu: str) -> None:
     fits = kernel_fits.kernel_fits(find_accelerator(gpu).name, "vllm")

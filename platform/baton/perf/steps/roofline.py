@@ -31,6 +31,7 @@ class StepParts(NamedTuple):
 
     fixed_s: float
     requests_s: float
+    """Host time of a rank's requests; each rank has a process of its own."""
     prefill_s: float
     """Host time of a step that prefills, beside that of any step."""
     gemm_s: float
