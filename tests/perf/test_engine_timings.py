@@ -15,7 +15,6 @@ from baton.perf.fitting.decayed_sum import DecayedSum
 from baton.perf.fitting.engine_timings import (
     HORIZON_S,
     CachedTiming,
-    CorrectedTiming,
     CorrectionFactor,
     EngineTimings,
     OutputLengths,
@@ -632,7 +631,7 @@ def test_a_meaningless_report_teaches_nothing(wrong: tuple[float, float]) -> Non
 
 
 def test_all_that_the_engine_does_is_corrected_and_the_hosts_part_is_not() -> None:
-    twice = CorrectedTiming(MODEL, 2.0)
+    twice = CachedTiming(MODEL, 2.0)
     assert twice.prefill_s(300, running=2) == 2 * MODEL.prefill_s(300, running=2)
     assert twice.step_s(running=3, context_tokens=9) == 2 * MODEL.step_s(
         running=3, context_tokens=9
@@ -642,7 +641,7 @@ def test_all_that_the_engine_does_is_corrected_and_the_hosts_part_is_not() -> No
 
 
 def test_the_costs_that_are_shown_are_those_of_a_linear_model() -> None:
-    shown = CorrectedTiming(MODEL).costs()
+    shown = CachedTiming(MODEL).costs()
     for name in ("decode_step_s", "prefill_step_s", "prefill_token_s", "decode_request_s"):
         assert getattr(shown, name) == pytest.approx(getattr(PRIOR_COSTS, name)), name
     assert shown.context_token_s == pytest.approx(PRIOR_COSTS.context_token_s)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.perf.hardware import kernel_fits
 from baton.perf.hardware.accelerators import Dtype
@@ -56,6 +58,32 @@ def test_a_grid_is_a_straight_line_in_logarithms_and_grows_beyond_its_end() -> N
     assert grid.at(16, 16) == pytest.approx(4 * 64.0)
     assert grid.at(4, 64) == pytest.approx(64.0)
     assert grid.at(0.5, 1) == 1.0
+
+
+@given(
+    st.lists(st.floats(-40.0, 10.0), min_size=12, max_size=12),
+    st.floats(0.0, 1e6),
+    st.floats(0.0, 1e6),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+)
+def test_a_grid_of_two_axes_is_read_alike_in_both_ways(
+    values: list[float], first: float, second: float, growth: tuple[int, int]
+) -> None:
+    grid = LogGrid([[1, 4, 9], [1, 16, 64, 100]], values, growth)
+    for sizes in ((first, second), (4, second), (first, 64), (9, 100)):
+        assert grid.at_two(*sizes) == pytest.approx(grid.at(*sizes), rel=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 3), st.integers(0, 2)), max_size=6))
+def test_a_steps_time_does_not_depend_on_the_steps_before_it(
+    batches: list[tuple[int, int, int]],
+) -> None:
+    used = Roofline(LLAMA_70B, H100, tp=2)
+    for tokens, decodes, prompts in batches:
+        pairs = attention_pairs(tokens, 0) if prompts else 0.0
+        batch = StepBatch(tokens if prompts else 0, prompts, pairs, 0, decodes, 900 * decodes)
+        fresh = Roofline(LLAMA_70B, H100, tp=2)
+        assert used.step_s(batch) == fresh.step_s(batch) == pytest.approx(sum(fresh.parts(batch)))
 
 
 def test_a_decode_curve_is_a_straight_line_between_its_contexts() -> None:
@@ -305,14 +333,14 @@ def step_times(model: str, gpu: str, engine: str, dtype: Dtype, tp: int) -> tupl
 def test_steps_are_no_slower_on_a_newer_gpu_and_grow_with_batch_and_length(
     model: str, dtype: Dtype, tp: int, engine: str
 ) -> None:
-    """On B200 steps of one request may take 15 % more: its collectives take longer to start."""
+    """On B200 steps of one request may take 20 % more: its collectives take longer to start."""
     times = {
         gpu: step_times(model, gpu, engine, dtype, tp)
         for gpu in ("H100", "H200", "B200", "GB200", "B300", "GB300")
     }
     for older, newer, slack in (
         ("H100", "H200", 1.0001),
-        ("H200", "B200", 1.15),
+        ("H200", "B200", 1.2),
         ("B200", "B300", 1.001),
         ("GB200", "GB300", 1.001),
     ):

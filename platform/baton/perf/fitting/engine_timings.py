@@ -10,11 +10,12 @@ calls it per candidate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp
 from operator import sub
+from typing import NamedTuple
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
 from baton.perf.fitting.least_squares import CoefficientPrior, LeastSquares
@@ -203,7 +204,8 @@ class _ModelledPool:
     """A pool with a model, and the correction of it."""
 
     def __init__(self, prior: EngineTiming) -> None:
-        self.timing = CorrectedTiming(CachedTiming(prior))
+        self._model = CachedTiming(prior)
+        self.timing = self._model
         self.ttft_accuracy = _TtftAccuracy()
         self._correction = CorrectionFactor()
         self._rejected = 0
@@ -223,9 +225,9 @@ class _ModelledPool:
 
     def observe(self, step_delta: StepTotals, now_s: float) -> None:
         """Learn from the work between two reports."""
-        model = self.timing.model
-        if self._correction.observe(step_delta.busy_s, predicted_busy_s(model, step_delta)):
-            self.timing = CorrectedTiming(model, self._correction.factor)
+        predicted_s = predicted_busy_s(self._model, step_delta)
+        if self._correction.observe(step_delta.busy_s, predicted_s):
+            self.timing = self._model.corrected(self._correction.factor)
         else:
             self._rejected += 1
 
@@ -397,33 +399,72 @@ class PrefillShare:
         return exp(-max(0.0, now_s - self._at_s) / HORIZON_S)
 
 
-@dataclass(frozen=True, slots=True)
-class CorrectedTiming:
-    """An `EngineTiming` that multiplies another by `factor`."""
+class _Answers(NamedTuple):
+    """A model's methods with positional arguments, and with a cache."""
 
-    model: EngineTiming
-    factor: float = 1.0
+    prefill_s: Callable[[int, int, int], float]
+    step_s: Callable[[int, int], float]
+    request_s: Callable[[int], float]
+
+
+def _cached_answers(model: EngineTiming) -> _Answers:
+    cache = lru_cache(maxsize=_CACHE_SIZE)
+    return _Answers(
+        cache(
+            lambda tokens, running, length_tokens: model.prefill_s(
+                tokens, running=running, length_tokens=length_tokens
+            )
+        ),
+        cache(
+            lambda running, context_tokens: model.step_s(
+                running=running, context_tokens=context_tokens
+            )
+        ),
+        cache(lambda context_tokens: model.decode_request_s(context_tokens=context_tokens)),
+    )
+
+
+class CachedTiming:
+    """An `EngineTiming` that multiplies another by `factor`, with a cache of the other's answers.
+
+    Placement asks per candidate, and many questions depend on the request alone. Prefill beside
+    decodes is not cached: only one in a hundred such questions repeats.
+    """
+
+    __slots__ = ("_answers", "_model", "_prefill_s", "_request_s", "_step_s", "factor")
+
+    def __init__(
+        self, model: EngineTiming, factor: float = 1.0, *, answers: _Answers | None = None
+    ) -> None:
+        self._model, self.factor = model, factor
+        self._answers = _cached_answers(model) if answers is None else answers
+        self._prefill_s, self._step_s, self._request_s = self._answers
+
+    def corrected(self, factor: float) -> CachedTiming:
+        """The same with another factor; both use one cache."""
+        return CachedTiming(self._model, factor, answers=self._answers)
 
     def prefill_s(
         self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
     ) -> float:
         """As the model, corrected."""
-        model_s = self.model.prefill_s(
+        if not context_tokens:
+            return self.factor * self._prefill_s(tokens, running, length_tokens)
+        return self.factor * self._model.prefill_s(
             tokens, running=running, context_tokens=context_tokens, length_tokens=length_tokens
         )
-        return self.factor * model_s
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         """As the model, corrected."""
-        return self.factor * self.model.step_s(running=running, context_tokens=context_tokens)
+        return self.factor * self._step_s(running, context_tokens)
 
     def decode_request_s(self, *, context_tokens: int = 0) -> float:
         """As the model, corrected."""
-        return self.factor * self.model.decode_request_s(context_tokens=context_tokens)
+        return self.factor * self._request_s(context_tokens)
 
     def host_load_s(self, blocks: int) -> float:
         """As the model: the host's time, not the engine's."""
-        return self.model.host_load_s(blocks)
+        return self._model.host_load_s(blocks)
 
     def costs(self) -> StepCosts:
         """Approximate coefficients of a linear model, for operators."""
@@ -439,53 +480,6 @@ class CorrectedTiming:
             decode_request_s=request_s,
             context_token_s=context_s / _PROBE_TOKENS,
         )
-
-
-class CachedTiming:
-    """An `EngineTiming` with a cache.
-
-    Placement asks per candidate, and many questions depend on the request alone. Prefill beside
-    decodes is not cached: only one in a hundred such questions repeats.
-    """
-
-    def __init__(self, model: EngineTiming) -> None:
-        cache = lru_cache(maxsize=_CACHE_SIZE)
-        self._prefill_s = cache(
-            lambda tokens, running, length_tokens: model.prefill_s(
-                tokens, running=running, length_tokens=length_tokens
-            )
-        )
-        self._step_s = cache(
-            lambda running, context_tokens: model.step_s(
-                running=running, context_tokens=context_tokens
-            )
-        )
-        self._request_s = cache(
-            lambda context_tokens: model.decode_request_s(context_tokens=context_tokens)
-        )
-        self._model = model
-
-    def prefill_s(
-        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
-    ) -> float:
-        """As the model."""
-        if not context_tokens:
-            return self._prefill_s(tokens, running, length_tokens)
-        return self._model.prefill_s(
-            tokens, running=running, context_tokens=context_tokens, length_tokens=length_tokens
-        )
-
-    def step_s(self, *, running: int, context_tokens: int = 0) -> float:
-        """As the model."""
-        return self._step_s(running, context_tokens)
-
-    def decode_request_s(self, *, context_tokens: int = 0) -> float:
-        """As the model."""
-        return self._request_s(context_tokens)
-
-    def host_load_s(self, blocks: int) -> float:
-        """As the model."""
-        return self._model.host_load_s(blocks)
 
 
 class CorrectionFactor:

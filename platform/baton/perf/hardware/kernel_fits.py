@@ -129,14 +129,8 @@ class LogGrid:
         for axis, stride, power, size in zip(
             self._axes, self._strides, self._growth, sizes, strict=True
         ):
-            log = math.log2(size) if size > 0 else axis[0]
-            if log >= axis[-1]:
-                beyond += power * (log - axis[-1])
-                position = float(len(axis) - 1)
-            else:
-                low = max(bisect_right(axis, log) - 1, 0)
-                position = low + max(0.0, (log - axis[low]) / (axis[low + 1] - axis[low]))
-            low, share = int(position), position % 1.0
+            low, share, octaves = _locate(axis, size)
+            beyond += power * octaves
             if share:
                 corners = [
                     (offset + (low + step) * stride, weight * part)
@@ -148,6 +142,44 @@ class LogGrid:
         log_s = sum(self._values[offset] * weight for offset, weight in corners)
         seconds: float = 2.0 ** (log_s + beyond)
         return seconds
+
+    def at_two(self, first: float, second: float) -> float:
+        """`at` of a grid with two axes, without its lists: placement asks for each prompt."""
+        row_axis, column_axis = self._axes
+        row, row_share, row_octaves = _locate(row_axis, first)
+        column, share, octaves = _locate(column_axis, second)
+        values, stride = self._values, self._strides[0]
+        low = row * stride + column
+        if row_share:
+            near, far = 1.0 - row_share, row_share
+            if share:
+                log_s = (
+                    values[low] * (near * (1.0 - share))
+                    + values[low + 1] * (near * share)
+                    + values[low + stride] * (far * (1.0 - share))
+                    + values[low + stride + 1] * (far * share)
+                )
+            else:
+                log_s = values[low] * near + values[low + stride] * far
+        elif share:
+            log_s = values[low] * (1.0 - share) + values[low + 1] * share
+        else:
+            log_s = values[low]
+        growth = self._growth
+        seconds: float = 2.0 ** (log_s + (growth[0] * row_octaves + growth[1] * octaves))
+        return seconds
+
+
+def _locate(axis: Sequence[float], size: float) -> tuple[int, float, float]:
+    """The point below a size, the share of the way to the next, and octaves beyond the last."""
+    log = math.log2(size) if size > 0 else axis[0]
+    if log >= axis[-1]:
+        return len(axis) - 1, 0.0, log - axis[-1]
+    low = bisect_right(axis, log) - 1
+    if low < 0:
+        return 0, 0.0, 0.0
+    position = low + (log - axis[low]) / (axis[low + 1] - axis[low])
+    return int(position), position % 1.0, 0.0
 
 
 class ExpertGrid:

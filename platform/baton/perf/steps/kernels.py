@@ -232,49 +232,32 @@ class EngineKernels:
 
         The prompts are spread over `ranks`.
         """
-        if (window := attention.window_tokens) is not None:
-            pairs = min(pairs, tokens * window)
-        seconds = self._measured_prefill_s(attention, tokens, pairs, ranks)
-        if seconds is None:
-            return self._sheet_prefill_s(self._device, attention, tokens, pairs, ranks)
-        if self._relative is None:
-            return seconds
-        own_s, relative_s = (
-            self._sheet_prefill_s(device, attention, tokens, pairs, ranks)
-            for device in (self._device, self._relative)
+        return self.prefill_attention(attention).seconds(tokens, pairs, ranks)
+
+    def prefill_attention(self, attention: Attention) -> PrefillAttention:
+        """The grid and the costs of an attention, looked up once for all prompts."""
+        grid, scale = self._measured_prefill(attention) or (None, 1.0)
+        relative, is_sparse = self._relative, _is_sparse(attention)
+        return PrefillAttention(
+            grid=grid,
+            scale=scale,
+            is_sparse=is_sparse,
+            has_indexer=attention.indexer is not None,
+            heads=per_device(attention.heads, self._tp),
+            window_tokens=attention.window_tokens,
+            launch_s=self._efficiency.attention_launch_s,
+            own=self._attention_costs(self._device, attention),
+            relative=None if relative is None else self._attention_costs(relative, attention),
         )
-        return seconds * own_s / relative_s
 
-    def _sheet_prefill_s(
-        self, device: Accelerator, attention: Attention, tokens: int, pairs: float, ranks: int
-    ) -> float:
-        costs = self._attention_costs(device, attention)
-        index_s = pairs / ranks * costs.index_s
-        if _is_sparse(attention):
-            pairs = min(pairs, tokens * _CHOSEN_TOKENS)
-        all_pairs = (pairs + tokens * costs.extra_pairs) / ranks
-        return self._efficiency.attention_launch_s + all_pairs * costs.pair_s + index_s
-
-    def _measured_prefill_s(
-        self, attention: Attention, tokens: int, pairs: float, ranks: int
-    ) -> float | None:
+    def _measured_prefill(self, attention: Attention) -> tuple[LogGrid, float] | None:
         if self._fits is None:
             return None
-        length = max(1.0, 2 * pairs / tokens - 1)
-        heads, share = per_device(attention.heads, self._tp), tokens / ranks
-        if _is_sparse(attention):
-            grid = self._fits.sparse_prefill(self._kv)
-            if grid is None:
-                return None
-            if attention.indexer is None:
-                length = min(length, _CHOSEN_TOKENS)
-            launch_s = self._efficiency.attention_launch_s
-            return launch_s + grid.at(length, heads) * share / SPARSE_PROMPT_TOKENS
-        if attention.latent is not None:
-            grid = self._fits.latent_prefill(self._kv)
-            return None if grid is None else grid.at(length, heads * share / length)
-        found = self._fits.prefill_attention(attention.head_dim, self._kv)
-        return None if found is None else found[1] * found[0].at(length, heads * share / length)
+        if attention.latent is None:
+            return self._fits.prefill_attention(attention.head_dim, self._kv)
+        is_sparse, fits = _is_sparse(attention), self._fits
+        grid = fits.sparse_prefill(self._kv) if is_sparse else fits.latent_prefill(self._kv)
+        return None if grid is None else (grid, 1.0)
 
     def decode_curve(self, attention: Attention, requests: int) -> DecodeCurve:
         """One layer's decode attention for some requests of equal contexts; see `context_s`."""
@@ -428,9 +411,77 @@ class EngineKernels:
         return min(times, key=sum, default=None)
 
 
+class PrefillAttention:
+    """One layer's prefill attention on one device."""
+
+    __slots__ = (
+        "_grid",
+        "_has_indexer",
+        "_heads",
+        "_is_sparse",
+        "_launch_s",
+        "_own",
+        "_relative",
+        "_scale",
+        "_window_tokens",
+    )
+
+    def __init__(  # noqa: PLR0913 - read for every prompt: plain fields, no object for them
+        self,
+        *,
+        grid: LogGrid | None,
+        scale: float,
+        is_sparse: bool,
+        has_indexer: bool,
+        heads: int,
+        window_tokens: int | None,
+        launch_s: float,
+        own: _AttentionCosts,
+        relative: _AttentionCosts | None,
+    ) -> None:
+        self._grid, self._scale, self._heads = grid, scale, heads
+        self._is_sparse, self._has_indexer = is_sparse, has_indexer
+        self._window_tokens, self._launch_s = window_tokens, launch_s
+        self._own, self._relative = own, relative
+
+    def seconds(self, tokens: int, pairs: float, ranks: int) -> float:
+        """Of prompts with these tokens and pairs in all, spread over `ranks`; taken as alike."""
+        if self._window_tokens is not None:
+            pairs = min(pairs, tokens * self._window_tokens)
+        if self._grid is None:
+            return self._sheet_s(self._own, tokens, pairs, ranks)
+        length = 2 * pairs / tokens - 1
+        length = max(length, 1.0)
+        if self._is_sparse:
+            seconds = self._sparse_s(self._grid, tokens / ranks, length)
+        else:
+            heads = self._heads * tokens / ranks / length
+            seconds = self._scale * self._grid.at_two(length, heads)
+        if self._relative is None:
+            return seconds
+        own_s = self._sheet_s(self._own, tokens, pairs, ranks)
+        return seconds * own_s / self._sheet_s(self._relative, tokens, pairs, ranks)
+
+    def _sparse_s(self, grid: LogGrid, tokens: float, length: float) -> float:
+        if not self._has_indexer:
+            length = min(length, _CHOSEN_TOKENS)
+        return self._launch_s + grid.at_two(length, self._heads) * tokens / SPARSE_PROMPT_TOKENS
+
+    def _sheet_s(self, costs: _AttentionCosts, tokens: int, pairs: float, ranks: int) -> float:
+        index_s = pairs / ranks * costs.index_s
+        if self._is_sparse:
+            pairs = min(pairs, tokens * _CHOSEN_TOKENS)
+        all_pairs = (pairs + tokens * costs.extra_pairs) / ranks
+        return self._launch_s + all_pairs * costs.pair_s + index_s
+
+
 def context_s(curve: DecodeCurve, context: float) -> float:
     """Seconds at a context, linear between the points of the curve and beyond them."""
-    low = min(max(int(context).bit_length() - 2, 0), len(curve) - 2)
+    low, last = int(context).bit_length() - 2, len(curve) - 2
+    if low > last:
+        low = last
+    elif low < 0:
+        low = 0
     start = 2 << low
     return curve[low] + (curve[low + 1] - curve[low]) * (context - start) / start
 

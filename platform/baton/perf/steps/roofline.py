@@ -76,6 +76,7 @@ class Roofline:
         "_attention_factor",
         "_attentions",
         "_decode_cache",
+        "_decode_launch_s",
         "_decode_step_cache",
         "_device",
         "_dp",
@@ -84,10 +85,12 @@ class Roofline:
         "_fixed_s",
         "_gemm_factor",
         "_kernels",
+        "_last_prefill",
         "_layer_cache",
         "_layer_kinds",
         "_output_cache",
         "_pp",
+        "_prefill_attentions",
         "_prefill_step_s",
         "_request_s",
         "_shape",
@@ -143,14 +146,21 @@ class Roofline:
                 self._states[layer.state] += count
             if layer.experts is not None:
                 self._experts[layer.experts] += count
+        self._prefill_attentions = [
+            (count, self._kernels.prefill_attention(attention))
+            for attention, count in self._attentions.items()
+        ]
+        self._last_prefill: tuple[int, float, int, float] | None = None
+        """Tokens, pairs and ranks of the last prefill, and its attention's seconds."""
         self._fixed_s, self._request_s = efficiency.step_s, efficiency.request_s
         self._prefill_step_s = efficiency.prefill_layer_s * shape.layers
         self._attention_factor = efficiency.attention
         self._layer_cache: dict[int, _TokenCosts] = {}
         self._decode_cache: dict[int, _DecodeCosts] = {}
-        self._decode_step_cache: dict[int, tuple[float, float, float]] = {}
-        """By decoding requests: time before attention, wire, unscaled."""
+        self._decode_step_cache: dict[int, tuple[float, float, float, _DecodeCosts]] = {}
+        """By decoding requests: time before attention, wire, unscaled; and their attention."""
         self._output_cache: dict[int, _TokenCosts] = {}
+        self._decode_launch_s = self._decode_attention_s(1, 1)
 
     def step_s(self, batch: StepBatch) -> float:
         """The sum of `parts`, added in their order.
@@ -188,9 +198,10 @@ class Roofline:
                 self._fixed_s + requests * self._request_s + products_s,
                 layers.wire_s + output.wire_s,
                 layers.unscaled_s + output.unscaled_s,
+                self._decode_costs(requests),
             )
-        before_attention_s, wire_s, unscaled_s = cached
-        attention_s = self._decode_attention_s(requests, context)
+        before_attention_s, wire_s, unscaled_s, decodes = cached
+        attention_s = _attention_at(decodes, context / requests)
         return before_attention_s + self._attention_factor * attention_s + wire_s + unscaled_s
 
     def parts(self, batch: StepBatch) -> StepParts:
@@ -218,8 +229,7 @@ class Roofline:
             seconds = self._prefill_attention_s(tokens, batch.prefill_pairs, ranks)
         if requests:
             decode_s = self._decode_attention_s(requests, batch.decode_context_tokens)
-            launch_s = self._decode_attention_s(1, 1) if tokens else 0.0
-            seconds += max(0.0, decode_s - launch_s)
+            seconds += max(0.0, decode_s - self._decode_launch_s) if tokens else decode_s
         return seconds
 
     def _layer_costs(self, tokens: int, ranks: int = 1) -> _TokenCosts:
@@ -314,27 +324,29 @@ class Roofline:
         )
 
     def _prefill_attention_s(self, tokens: int, pairs: float, ranks: int) -> float:
-        kernels = self._kernels
-        seconds = sum(
-            count * kernels.prefill_attention_s(attention, tokens, pairs, ranks=ranks)
-            for attention, count in self._attentions.items()
-        )
-        return seconds + sum(
-            count * kernels.state_prefill_s(state, tokens, pairs, ranks=ranks)
+        """Of all layers; placement asks of one prompt beside the decodes of several engines."""
+        last = self._last_prefill
+        if last is not None and last[:3] == (tokens, pairs, ranks):
+            return last[3]
+        seconds = 0.0
+        for count, attention in self._prefill_attentions:
+            seconds += count * attention.seconds(tokens, pairs, ranks)
+        seconds += sum(
+            count * self._kernels.state_prefill_s(state, tokens, pairs, ranks=ranks)
             for state, count in self._states.items()
         )
+        self._last_prefill = (tokens, pairs, ranks, seconds)
+        return seconds
 
     def _decode_attention_s(self, requests: int, context: int) -> float:
         """Reading keys, values and states; the context is the sum of all requests."""
+        return _attention_at(self._decode_costs(requests), context / requests)
+
+    def _decode_costs(self, requests: int) -> _DecodeCosts:
         cached = self._decode_cache.get(requests)
         if cached is None:
             cached = self._decode_cache[requests] = self._compute_decode_costs(requests)
-        mean, seconds = context / requests, cached.states_s
-        for count, curve in cached.full:
-            seconds += count * context_s(curve, mean)
-        for count, window, curve in cached.windowed:
-            seconds += count * context_s(curve, min(mean, window))
-        return seconds
+        return cached
 
     def _compute_decode_costs(self, requests: int) -> _DecodeCosts:
         kernels, full, windowed = self._kernels, [], []
@@ -348,6 +360,15 @@ class Roofline:
             count * kernels.state_decode_s(state, requests) for state, count in self._states.items()
         )
         return _DecodeCosts(tuple(full), tuple(windowed), states_s)
+
+
+def _attention_at(costs: _DecodeCosts, mean_context: float) -> float:
+    full, windowed, seconds = costs
+    for count, curve in full:
+        seconds += count * context_s(curve, mean_context)
+    for count, window, curve in windowed:
+        seconds += count * context_s(curve, min(mean_context, window))
+    return seconds
 
 
 def _product_dtype(shape: ModelShape, weights: Dtype) -> Dtype:
