@@ -20,7 +20,12 @@ from baton.policy.placement.port import (
     PlacementQuery,
 )
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.placement.replica_cost import fill_relative_costs, replica_cost
+from baton.policy.placement.replica_cost import (
+    fill_relative_costs,
+    idle_cost,
+    is_idle,
+    replica_cost,
+)
 from tests.fakes.timings import (
     FixedLinks,
     FixedTimings,
@@ -189,6 +194,47 @@ def test_an_uneven_load_counts_for_as_long_as_it_lasts() -> None:
     assert many.stream_slowdown_s == pytest.approx(lasts * 10 * 0.001)
     assert none.own_decode_s == pytest.approx(10 * (0.01 + 0.016 - 0.015 / 31))
     assert none.stream_slowdown_s == pytest.approx(10 * 0.001 / 31)
+
+
+@given(
+    st.integers(1, 20_000),
+    st.sampled_from(Role),
+    st.sampled_from(
+        [
+            replica_view("c", load=Load(running_requests=1)),
+            replica_view("c", load=Load(queued_requests=1, queued_tokens=9)),
+            replica_view("c", load=Load(pulling_requests=1)),
+            replica_view("c", load=Load(kv_used_fraction=0.5)),
+            replica_view("c", inflight_legs=1, inflight_streams=1),
+            replica_view("c", unreported_legs=1, unreported_tokens=50),
+        ]
+    ),
+    st.none() | st.floats(0.0, 2000.0),
+    st.floats(0.0, 100.0),
+)
+def test_an_idle_replica_costs_as_computed_for_another_and_a_busy_one_is_not_idle(
+    prompt_tokens: int, role: Role, busy: ReplicaView, context: float | None, at_s: float
+) -> None:
+    timing, item = LinearTiming(), query(prompt_tokens)
+    first, second = (replica_view(name, role) for name in "ab")
+    assert is_idle(item, first)
+    computed = [
+        replica_cost(item, view, timing, output_tokens=10, at_s=at_s, stream_context=stream_context)
+        for view, stream_context in ((first, None), (second, context))
+    ]
+    assert idle_cost(computed[:1], second, timing) == computed[1]
+    assert idle_cost(computed[:1], second, LinearTiming()) is None
+    assert not is_idle(item, busy)
+    assert not is_idle(query(hits=KnownHits({"a": 1})), first)
+    assert not is_idle(query(adapter="x"), first)
+
+
+def test_idle_replicas_of_different_roles_or_room_have_costs_of_their_own() -> None:
+    timing, first = LinearTiming(), replica_view("a")
+    known = [replica_cost(query(), first, timing, output_tokens=10, at_s=0.0)]
+    small = replace(first.facts, kv_blocks=first.facts.kv_blocks // 2)
+    assert idle_cost(known, evolve(first, facts=small), timing) is None
+    assert idle_cost(known, replica_view("b", Role.PREFILL), timing) is None
 
 
 class Room:

@@ -9,10 +9,16 @@ from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import HandoffMode, ReplicationCredit, RouteOption, RouteReason
 from baton.domain.slo import Slo
 from baton.domain.value import Value, evolve
-from baton.perf.timing import added_prefill_s, decode_delay_s
+from baton.perf.timing import EngineTiming, added_prefill_s, decode_delay_s
 from baton.policy.admission.slo_evaluation import MAX_ITL_VIOLATION_FRACTION
 from baton.policy.placement.port import PlacementContext, PlacementQuery
-from baton.policy.placement.replica_cost import ReplicaCost, fill_relative_costs, replica_cost
+from baton.policy.placement.replica_cost import (
+    ReplicaCost,
+    fill_relative_costs,
+    idle_cost,
+    is_idle,
+    replica_cost,
+)
 from baton.policy.placement.slo_impact import SloImpact
 from baton.policy.prefix_cache.hits import NO_HITS
 from baton.policy.prefix_cache.replication import COPY_PRICE_MULTIPLE
@@ -66,29 +72,37 @@ class PlacementOptions:
         self._context = context
         self._slo = slo
         self._slo_impact = slo_impact
+        self._decode_delays: list[tuple[EngineTiming, int, float]] = []
+        """Timings, prompt tokens, and the delay of streams; a pool has one timing at a time."""
 
     def costs(self, replica_ids: Iterable[str]) -> list[ReplicaCost]:
         """The predicted cost of each of some replicas for its part, among which one is chosen."""
         query, fleet, timings = self._query, self._context.fleet, self._context.timings
         output_tokens = timings.expected_output_tokens(query.max_tokens)
         replicas, at_s, peer_load_factor = fleet.replicas, fleet.at_s, fleet.peer_load_factor
-        views = [replicas[replica_id] for replica_id in replica_ids]
         prefills_done_at_s = None if query.slo is None else self._context.prefills_done_at_s
-        costs = [
-            replica_cost(
-                query,
-                view,
-                timings.of(view),
-                output_tokens=output_tokens,
-                at_s=at_s,
-                peer_load_factor=peer_load_factor,
-                prefills_done_s=None
-                if prefills_done_at_s is None
-                else prefills_done_at_s.get(view.replica_id, 0.0) - at_s,
-                stream_context=timings.stream_context(view),
-            )
-            for view in views
-        ]
+        costs: list[ReplicaCost] = []
+        idle: list[ReplicaCost] = []
+        for replica_id in replica_ids:
+            view = replicas[replica_id]
+            timing, prefills_done_s = timings.of(view), None
+            if prefills_done_at_s is not None:
+                prefills_done_s = prefills_done_at_s.get(replica_id, 0.0) - at_s
+            may_copy = is_idle(query, view) and not (prefills_done_s and prefills_done_s > 0)
+            cost = idle_cost(idle, view, timing) if may_copy else None
+            if cost is None:
+                cost = replica_cost(
+                    query,
+                    view,
+                    timing,
+                    output_tokens=output_tokens,
+                    at_s=at_s,
+                    peer_load_factor=peer_load_factor,
+                    prefills_done_s=prefills_done_s,
+                    stream_context=timings.stream_context(view),
+                )
+                idle += [cost] if may_copy else []
+            costs.append(cost)
         if self._slo_impact is not None:
             for cost in costs:
                 cost.prefill_time_fraction = timings.prefill_time_fraction(cost.view, at_s)
@@ -113,17 +127,17 @@ class PlacementOptions:
             cost.prefill_s,
             0.0,
             0.0,
-            _interference_s(cost, uncached_tokens),
+            self._interference_s(cost, uncached_tokens),
             adapter_load_s=cost.adapter_load_s,
         )
-        candidate = self._candidate(
+        return self._candidate(
             option,
             cost,
             reason,
             eviction_cost_s=cost.eviction_cost_s,
             local_prompt_tokens=uncached_tokens,
+            prefilled_by=cost,
         )
-        return evolve(candidate, prefilled_by=cost)
 
     def decode_on_prefill(
         self, prefillers: Sequence[ReplicaCost], *, streams_fraction: float
@@ -291,9 +305,10 @@ class PlacementOptions:
         if source.running_streams:
             uncached_tokens = self._query.prompt_tokens - source.hit_tokens
             interference_s += source.running_streams * (
-                source.adapter_load_s + decode_delay_s(source.timing, uncached_tokens)
+                source.adapter_load_s + self._decode_delay_s(source.timing, uncached_tokens)
             )
-        hit = source.hit
+        hit, decode_s = source.hit, _first_decode_s(target)
+        token_timing = self._first_token_plan(source, target, handoff_s=transfer_s + decode_s)
         option = RouteOption(
             HandoffMode.PULL,
             source.view.facts.replica_id,
@@ -304,16 +319,18 @@ class PlacementOptions:
             source.queue_s,
             source.prefill_s,
             transfer_s,
-            _first_decode_s(target),
+            decode_s,
             interference_s,
             adapter_load_s=source.adapter_load_s,
+            is_early_token=token_timing.is_early,
         )
-        token_timing = self._first_token_plan(option, target)
-        option = evolve(option, is_early_token=token_timing.is_early)
-        reason = RouteReason.DISAGGREGATED
-        eviction_cost_s = source.eviction_cost_s + target.extra_adapter_loads_s
-        candidate = self._candidate(option, target, reason, eviction_cost_s=eviction_cost_s)
-        candidate = evolve(candidate, prefilled_by=source)
+        candidate = self._candidate(
+            option,
+            target,
+            RouteReason.DISAGGREGATED,
+            eviction_cost_s=source.eviction_cost_s + target.extra_adapter_loads_s,
+            prefilled_by=source,
+        )
         if self._slo_impact is None:
             return candidate
         streams_broken = float(token_timing.breaks_slo)
@@ -328,14 +345,16 @@ class PlacementOptions:
             expected_misses=candidate.expected_misses + streams_broken,
         )
 
-    def _first_token_plan(self, option: RouteOption, decoder: ReplicaCost) -> FirstTokenPlan:
+    def _first_token_plan(
+        self, source: ReplicaCost, decoder: ReplicaCost, *, handoff_s: float
+    ) -> FirstTokenPlan:
         if not (self._query.allow_early_token and decoder.view.facts.supports_takeover):
             return _NO_EARLY_TOKEN
         return plan_first_token(
             self._slo,
             waited_s=self._query.waited_s,
-            prefill_done_s=option.queue_s + option.adapter_load_s + option.prefill_s,
-            handoff_s=option.transfer_s + option.decode_s,
+            prefill_done_s=source.prefill_done_s,
+            handoff_s=handoff_s,
             tpot_s=decoder.step_s / (1.0 - decoder.prefill_time_fraction),
             output_tokens=decoder.output_tokens,
         )
@@ -360,7 +379,7 @@ class PlacementOptions:
             target.timing.prefill_s(uncached_tokens, running=target.running_streams),
             transfer_s,
             max(0.0, remaining_queue_s) + target.adapter_load_s,  # it has waited meanwhile
-            _interference_s(target, uncached_tokens),
+            self._interference_s(target, uncached_tokens),
             adapter_load_s=holder.adapter_load_s,
         )
         reason = RouteReason.PREFIX_FETCH
@@ -396,6 +415,7 @@ class PlacementOptions:
         *,
         eviction_cost_s: float,
         local_prompt_tokens: int = 0,
+        prefilled_by: ReplicaCost | None = None,
     ) -> PlacementOption:
         """`local_prompt_tokens` of the prompt are computed where it is decoded."""
         late_s, slo_impact = 0.0, self._slo_impact
@@ -412,10 +432,36 @@ class PlacementOptions:
         if option.mode is not HandoffMode.LOCAL:
             cost_s *= 1 + _MIN_HANDOFF_SAVING_FRACTION
         if slo_impact is None:
-            return PlacementOption(late_s, cost_s, option, reason)
+            return PlacementOption(late_s, cost_s, option, reason, prefilled_by=prefilled_by)
         expected_misses = slo_impact.expected_misses(decoder, local_prompt_tokens) + (late_s > 0)
         cost_s += expected_misses * slo_impact.miss_penalty_s(decoder)
-        return PlacementOption(0.0, cost_s, option, reason, expected_misses=expected_misses)
+        return PlacementOption(
+            0.0,
+            cost_s,
+            option,
+            reason,
+            expected_misses=expected_misses,
+            prefilled_by=prefilled_by,
+        )
+
+    def _interference_s(self, cost: ReplicaCost, prompt_tokens: int) -> float:
+        """Delay of the streams on a replica by this request, which computes these tokens there."""
+        if not cost.running_streams:
+            return 0.0
+        return cost.running_streams * (
+            cost.stream_slowdown_s
+            + cost.adapter_load_s
+            + self._decode_delay_s(cost.timing, prompt_tokens)
+        )
+
+    def _decode_delay_s(self, timing: EngineTiming, tokens: int) -> float:
+        """`decode_delay_s`, which is the same for all replicas of a pool that hold as much."""
+        for known_timing, known_tokens, delay_s in self._decode_delays:
+            if known_timing is timing and known_tokens == tokens:
+                return delay_s
+        delay_s = decode_delay_s(timing, tokens)
+        self._decode_delays.append((timing, tokens, delay_s))
+        return delay_s
 
     def _interference_weight(self, cost: ReplicaCost) -> float:
         """The weight of a second lost by a running stream: less, far from its TPOT objective."""
@@ -430,15 +476,6 @@ def _first_decode_s(target: ReplicaCost) -> float:
     """
     current_step_s = target.step_s / 2 if target.running_streams else 0.0
     return current_step_s + target.capacity_wait_s + target.adapter_load_s + target.step_s
-
-
-def _interference_s(cost: ReplicaCost, prompt_tokens: int) -> float:
-    """Delay of the streams on a replica by a request that computes these prompt tokens there."""
-    if not cost.running_streams:
-        return 0.0
-    return cost.running_streams * (
-        cost.stream_slowdown_s + cost.adapter_load_s + decode_delay_s(cost.timing, prompt_tokens)
-    )
 
 
 def _prefill_done_key(cost: ReplicaCost) -> tuple[float, str]:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.domain.fleet import ReplicaView, Role
+from baton.domain.fleet import ReplicaFacts, ReplicaView, Role
 from baton.perf.timing import EngineTiming, added_prefill_s
 from baton.policy.placement.port import FULL_CACHE, CacheCapacity, PlacementQuery
-from baton.policy.prefix_cache.hits import Hit
+from baton.policy.prefix_cache.hits import NO_HIT, Hit
 
 _DEFAULT_ADAPTER_LOAD_S = 0.5
 """To load an adapter, as long as the replica has loaded none: a guess, about the time to read 100
@@ -98,7 +98,9 @@ def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments,
     """
     load, facts = view.load, view.facts
     hit = query.hits.of(facts.replica_id)
-    hit_tokens = usable_tokens(hit, query.prompt_tokens, facts.block_size_tokens)
+    hit_tokens = 0
+    if hit.blocks:
+        hit_tokens = usable_tokens(hit, query.prompt_tokens, facts.block_size_tokens)
     uncached_tokens = query.prompt_tokens - hit_tokens
     running = _decoding_streams(view, peer_load_factor)
     attended_tokens = query.prompt_tokens + int(output_tokens / 2)
@@ -147,6 +149,60 @@ def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments,
     if query.adapter is not None:
         _add_adapter(cost, query.adapter)
     return cost
+
+
+def idle_cost(
+    known: Sequence[ReplicaCost], view: ReplicaView, timing: EngineTiming
+) -> ReplicaCost | None:
+    """The `replica_cost` of a replica that `is_idle`, by that of another which is; None without.
+
+    With the same timing, role and room, replicas that run nothing cost the same. In a fleet with
+    room most candidates are idle.
+    """
+    for cost in known:
+        if cost.timing is timing and _is_alike(view.facts, cost.view.facts):
+            return ReplicaCost(
+                view,
+                timing,
+                cost.hit,
+                cost.hit_tokens,
+                cost.backlog_s,
+                cost.capacity_wait_s,
+                cost.prefill_s,
+                cost.running_streams,
+                cost.step_s,
+                cost.output_tokens,
+                cost.step_increase_s,
+                cost.context_tokens,
+                cost.attended_tokens,
+                cost.ahead_tokens,
+            )
+    return None
+
+
+def is_idle(query: PlacementQuery, view: ReplicaView) -> bool:
+    """Whether a replica runs nothing, uses no blocks, and holds nothing for the request."""
+    load = view.load
+    if query.adapter is not None or query.hits.of(view.facts.replica_id) is not NO_HIT:
+        return False
+    return not (
+        view.inflight_legs
+        or load.running_requests
+        or load.queued_requests
+        or load.queued_tokens
+        or load.pulling_requests
+        or load.kv_used_fraction
+        or view.unreported_legs
+    )
+
+
+def _is_alike(facts: ReplicaFacts, other: ReplicaFacts) -> bool:
+    return (
+        facts.role is other.role
+        and facts.kv_blocks == other.kv_blocks
+        and facts.block_size_tokens == other.block_size_tokens
+        and facts.max_running_requests == other.max_running_requests
+    )
 
 
 def _add_adapter(cost: ReplicaCost, name: str) -> None:
@@ -201,21 +257,30 @@ def fill_relative_costs(
     unless another of the replicas has it, too. And while one of them loads this request's adapter,
     a second load of it only keeps another replica busy.
     """
-    _count_extra_loads(costs)
-    streams = max_hit_tokens = 0
+    streams = context_tokens = max_hit_tokens = 0
+    has_adapter_load = False
     for cost in costs:
         streams += cost.running_streams
+        context_tokens += cost.context_tokens
         max_hit_tokens = max(max_hit_tokens, cost.hit_tokens)
+        if cost.adapter_load_s:
+            has_adapter_load = True
+    if has_adapter_load:
+        _count_extra_loads(costs)
     mean_streams = streams / max(1, len(costs))
-    mean_context = sum([cost.context_tokens for cost in costs]) // max(1, len(costs))
+    mean_context = context_tokens // max(1, len(costs))
+    balanced_of, balanced_step_s = None, 0.0
     for cost in costs:
         excess = cost.running_streams - mean_streams
         excess_duration_fraction = (excess + 1 if excess > 0 else 1) / (streams + 1)
         step_s = cost.step_s
         if excess:
-            balanced_step_s = cost.timing.step_s(
-                running=round(mean_streams) + 1, context_tokens=mean_context + cost.attended_tokens
-            )
+            if balanced_of is not cost.timing:  # mostly all have the same
+                balanced_of = cost.timing
+                balanced_step_s = balanced_of.step_s(
+                    running=round(mean_streams) + 1,
+                    context_tokens=mean_context + cost.attended_tokens,
+                )
             step_s = (
                 excess_duration_fraction * step_s + (1 - excess_duration_fraction) * balanced_step_s
             )
@@ -282,8 +347,6 @@ def _step_increase_s(
 
 
 def _count_extra_loads(costs: Sequence[ReplicaCost]) -> None:
-    if not any(cost.adapter_load_s for cost in costs):
-        return
     is_loading = any(cost.is_adapter_loading for cost in costs)
     copies = Counter(name for cost in costs for name in cost.view.expected_adapters)
     for cost in costs:
