@@ -196,8 +196,15 @@ class Accounts:
         gpu_s = self._gpu_s.pop(state.request_id, 0.0)
         is_client_error = error is not None and error.is_client_error
         pool = self._decode_pools.pop(state.request_id, "")
-        record = state.record(outcome, reason, now_s, is_client_error=is_client_error, gpu_s=gpu_s)
-        record = evolve(record, model=self._model if pool else "", pool=pool)
+        record = state.record(
+            outcome,
+            reason,
+            now_s,
+            is_client_error=is_client_error,
+            gpu_s=gpu_s,
+            model=self._model if pool else "",
+            pool=pool,
+        )
         if state.placed_at_s is None:
             cause = Cause.CLIENT_DISCONNECTED if error is None else error.cause
             self.admission_counts.rejected(

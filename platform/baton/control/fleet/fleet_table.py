@@ -244,6 +244,12 @@ class FleetTable:
     def _replace_view(self, replica_id: str, view: ReplicaView | None) -> None:
         """Replace a view, or take it out, and keep the sums over all of them."""
         old = self._views.pop(replica_id, None) if view is None else self._views.get(replica_id)
+        if old is not None and view is not None and old.load is view.load:  # a leg begins or ends
+            self._views[replica_id] = view
+            legs = view.inflight_legs - old.inflight_legs
+            self._inflight_legs += legs
+            self._own_reported_legs += legs - (view.unreported_legs - old.unreported_legs)
+            return
         if old is not None:
             self._inflight_legs -= old.inflight_legs
             self._reported_requests -= old.load.total_requests

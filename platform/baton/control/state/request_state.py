@@ -356,8 +356,16 @@ class RequestState:
             f"{request_id}: flow in phase {self.phase}"
         )
 
-    def record(
-        self, outcome: Phase, reason: str, now_s: float, *, is_client_error: bool, gpu_s: float
+    def record(  # noqa: PLR0913 - what the accounts know of it, each a field of the record
+        self,
+        outcome: Phase,
+        reason: str,
+        now_s: float,
+        *,
+        is_client_error: bool,
+        gpu_s: float,
+        model: str,
+        pool: str,
     ) -> RequestRecord:
         """The record to keep once the request has ended, with its judgement and its cost."""
         served = Served(
@@ -391,6 +399,8 @@ class RequestState:
             slo_result=evaluate_slo(served, self.slo),
             is_client_error=is_client_error,
             gpu_s=gpu_s,
+            model=model,
+            pool=pool,
             max_itl_s=self.max_itl_s,
             itl_violations=self.itl_violations,
             queue_wait_s=(now_s if self.placed_at_s is None else self.placed_at_s)

@@ -20,6 +20,10 @@ class Occupancy(NamedTuple):
     kv_used_fraction: float
 
 
+NO_OCCUPANCY = Occupancy(0, 0, 0, 0.0)
+"""Of an engine without requests and blocks in use."""
+
+
 class VirtualEngine(Protocol):
     """An engine without a clock.
 

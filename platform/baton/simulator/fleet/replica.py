@@ -176,9 +176,11 @@ class VirtualReplica:
         if self.freezer.is_frozen:
             return
         reporting, now_s = self._context.reporting, self._timeline.now_s
-        within_report_gap = now_s - self._last_report_at_s < reporting.max_report_gap_s
-        if within_report_gap and not (
-            self._has_changed or self._ends_at_s is not None or reporting.report_unchanged
+        if not (
+            self._has_changed
+            or self._ends_at_s is not None
+            or reporting.report_unchanged
+            or now_s - self._last_report_at_s >= reporting.max_report_gap_s
         ):
             return
         self._has_changed = False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from baton.domain.fleet import Role
+from baton.simulator.engine.port import NO_OCCUPANCY
 from baton.simulator.fleet.fleet import VirtualFleet
 
 _MAX_SAMPLES = 500
@@ -86,15 +87,17 @@ class Sampler:
         by_pool: dict[str, list[float]] = {pool: [0, 0, 0, 0, 0.0] for pool in self._starting}
         flipped_roles: dict[str, Counter[Role]] = {pool: Counter() for pool in self._starting}
         for replica in self._fleet.replicas.values():
-            queued, running, pulling, kv_used_fraction = replica.occupancy()
-            sums = by_pool[replica.facts.pool]
+            facts, occupancy = replica.facts, replica.occupancy()
+            sums = by_pool[facts.pool]
             sums[0] += 1
-            sums[1] += queued
-            sums[2] += running
-            sums[3] += pulling
-            sums[4] += kv_used_fraction
-            if replica.facts.role is not replica.initial_role:
-                flipped_roles[replica.facts.pool][replica.facts.role] += 1
+            if occupancy is not NO_OCCUPANCY:
+                queued, running, pulling, kv_used_fraction = occupancy
+                sums[1] += queued
+                sums[2] += running
+                sums[3] += pulling
+                sums[4] += kv_used_fraction
+            if facts.role is not replica.initial_role:
+                flipped_roles[facts.pool][facts.role] += 1
         pools = tuple(
             PoolSample(
                 pool,

@@ -29,7 +29,7 @@ from baton.simulator.engine.commands import (
     encode_kv_handle,
 )
 from baton.simulator.engine.meters import PullMeter
-from baton.simulator.engine.port import Occupancy
+from baton.simulator.engine.port import NO_OCCUPANCY, Occupancy
 from baton.simulator.v1.memory import V1Memory
 from baton.simulator.v1.pipeline import Pipeline
 from baton.simulator.v1.runs import LegRun, LegRunState
@@ -224,8 +224,10 @@ class V1Core:
 
     def occupancy(self, now_s: float) -> Occupancy:
         """The same requests and blocks as `load` reports, without its totals."""
-        self._steps.catch_up(now_s)
         scheduler, blocks = self._scheduler, self._memory.blocks
+        if not (self._runs or blocks.used):  # as most replicas of a large fleet are
+            return NO_OCCUPANCY
+        self._steps.catch_up(now_s)
         return Occupancy(
             scheduler.queued,
             len(scheduler.running),

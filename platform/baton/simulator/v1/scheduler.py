@@ -386,9 +386,10 @@ class Scheduler:
         if not self._only_decode_now:
             missing_tokens = [run.known_tokens - run.computed_tokens for run in self.running]
             tokens = sum([more for more in missing_tokens if more > 1])
-        queued = self.queued
-        if queued:
-            for queue in (self.waiting, self.ready, self.pull_queue):
+        queued = 0
+        for queue in (self.waiting, self.ready, self.pull_queue):
+            if queue:
+                queued += len(queue)
                 tokens += sum([run.tokens_to_compute for run in queue])
         return QueueCounts(queued, len(self.pulling), len(self.running), tokens)
 
