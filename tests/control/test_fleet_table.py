@@ -108,6 +108,21 @@ def test_the_peer_load_factor_is_all_reported_legs_per_leg_of_this_coordinator()
     assert fleet.view(0.0).peer_load_factor == 64
 
 
+def test_a_leg_that_ends_after_a_report_is_no_load_of_others() -> None:
+    fleet = table("a", "b")
+    for number in range(4):
+        fleet.on_leg_sent("a", f"leg{number}", 10)
+    fleet.on_load_report("a", Load(running_requests=4), 1.0, received_legs=4)
+    for number in range(3):
+        fleet.on_leg_ended("a", f"leg{number}", 10)
+        assert fleet.view(0.0).peer_load_factor == 1
+    fleet.check_integrity()
+    fleet.on_load_report("a", Load(running_requests=3), 2.0, received_legs=4)
+    assert fleet.view(0.0).peer_load_factor == 3
+    fleet.remove("a")
+    fleet.check_integrity()
+
+
 def test_adapters_of_legs_are_needed_until_their_legs_end() -> None:
     fleet = FleetTable()
     fleet.add(replica_facts("a", Role.MIXED), 0.0)

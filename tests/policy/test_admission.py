@@ -89,6 +89,21 @@ def test_after_queue_timeouts_a_request_must_be_earlier_to_be_queued() -> None:
     assert isinstance(decision_of(engine_queue_s=0.61, misprediction_rate=1.0, held=True), Enqueue)
 
 
+def test_a_request_waits_here_while_pulls_of_its_blocks_would_queue() -> None:
+    found = decision_of(pull_queue_s=0.3)
+    assert isinstance(found, Enqueue)
+    assert found.reason is AdmissionReason.PULL_QUEUE
+    assert found.reevaluate_after_s == pytest.approx(0.25)
+    assert isinstance(decision_of(pull_queue_s=0.04), Admit)
+
+
+def test_a_request_whose_blocks_would_be_pulled_too_late_is_rejected() -> None:
+    assert isinstance(decision_of(pull_queue_s=0.69), Enqueue)
+    found = decision_of(pull_queue_s=0.71)
+    assert isinstance(found, Shed)
+    assert found.ttft_s == pytest.approx(0.91)
+
+
 def test_the_step_that_an_engine_is_in_is_no_queue() -> None:
     assert isinstance(decision_of(engine_queue_s=0.3, current_step_s=0.25), Admit)
 

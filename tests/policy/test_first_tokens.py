@@ -17,6 +17,7 @@ from baton.policy.admission.decode_forecast import (
     IncomingRequest,
     decode_forecast,
     predicted_tpot_s,
+    pull_queue_s,
 )
 from baton.policy.placement.candidates import FirstTokenPlan, plan_first_token
 from tests.fakes.timings import LinearTiming, replica_view
@@ -135,8 +136,18 @@ def test_an_observation_adds_up_decoding_streams_and_prompts_in_prefill() -> Non
         FleetView(at_s=0.0, replicas={v.replica_id: v for v in views}, peer_load_factor=1.5)
     )
     tokens = sum(v.facts.kv_blocks * v.facts.block_size_tokens for v in views[1:])
-    assert seen == DecodeForecast(2, 5 + 4 + 2 * 1.5, 5.0, seen.context_tokens, tokens)
+    assert seen == DecodeForecast(
+        2, 5 + 4 + 2 * 1.5, 5.0, seen.context_tokens, tokens, unstarted=3 + 2 * 1.5
+    )
     assert seen.context_tokens == pytest.approx(tokens / 4)
+
+
+def test_prompts_on_their_way_to_decode_are_the_sent_legs_that_have_not_ended() -> None:
+    stale = Load(running_requests=9)
+    prefill = evolve(replica_view("p0", role=Role.PREFILL, load=stale), inflight_legs=3)
+    decode = evolve(replica_view("d0"), load_received_at_s=-0.25)
+    seen = decode_forecast(FleetView(at_s=0.0, replicas={"p0": prefill, "d0": decode}))
+    assert (seen.prefilling, seen.sent_prompts, seen.load_age_s) == (9.0, 3.0, 0.25)
 
 
 def test_streams_that_stay_where_they_were_prefilled_do_not_come_to_decode() -> None:
@@ -186,3 +197,49 @@ def test_where_there_is_no_room_for_it_there_is_no_pace() -> None:
 
 def test_an_empty_fleet_has_a_pace_too() -> None:
     assert predicted_tpot_s(DecodeForecast(), incoming(1.0), TIMING) == pytest.approx(0.011)
+
+
+# ---------- pulls that wait by the time a prompt is computed
+PULLS_PER_S = 2 * 8 / 0.02
+"""Two replicas with ten streams each, so steps of 20 ms."""
+
+
+def queue_s(
+    unstarted: float,
+    *,
+    horizon_s: float = 0.0,
+    load_age_s: float = 0.0,
+    sent_prompts: float = 0.0,
+    transfer_s: float = 0.0,
+) -> float:
+    seen = DecodeForecast(
+        replicas=2,
+        streams=20.0 + unstarted,
+        unstarted=unstarted,
+        load_age_s=load_age_s,
+        sent_prompts=sent_prompts,
+    )
+    return pull_queue_s(seen, TIMING, horizon_s=horizon_s, transfer_s=transfer_s, max_pulls=8)
+
+
+def test_pulls_that_run_at_once_do_not_queue() -> None:
+    assert queue_s(15.0) == 0.0
+    assert queue_s(16.0) == pytest.approx(1 / PULLS_PER_S)
+
+
+def test_more_pulls_than_run_at_once_wait_for_steps_of_the_engine() -> None:
+    assert queue_s(815.0) == pytest.approx(800 / PULLS_PER_S)
+    assert queue_s(815.0, transfer_s=0.01) == pytest.approx(800 / PULLS_PER_S)
+
+
+def test_pulls_that_take_longer_than_a_step_hold_their_places_for_longer() -> None:
+    assert queue_s(815.0, transfer_s=0.04) == pytest.approx(2 * 800 / PULLS_PER_S)
+
+
+def test_pulls_go_on_while_a_prompt_is_computed_and_after_a_report() -> None:
+    assert queue_s(815.0, horizon_s=0.4) == pytest.approx(0.6)
+    assert queue_s(815.0, load_age_s=0.25) == pytest.approx(0.75)
+
+
+def test_an_old_report_takes_no_pulls_off_prompts_that_are_yet_to_come() -> None:
+    assert queue_s(0.0, load_age_s=10.0, sent_prompts=815.0) == pytest.approx(1.0)

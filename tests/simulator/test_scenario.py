@@ -21,6 +21,7 @@ from baton.policy.placement.port import Disaggregate
 from baton.policy.prefix_cache.index import IndexOptions
 from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions
+from baton.simulator.fleet.plans import UNBOUNDED_LIMITS
 from baton.simulator.fleet.replica import ReportingOptions
 from baton.simulator.scenario import (
     ClosedLoop,
@@ -462,6 +463,32 @@ def test_coordinators_with_a_model_of_their_engines_choose_the_faster_one_at_onc
 
 
 # ---------------------------------------------------------------------- reports
+@pytest.mark.parametrize("max_pulls", [1, 2])
+def test_no_more_requests_are_admitted_than_decode_replicas_pull_for(max_pulls: int) -> None:
+    ttft_s = 0.5
+    decode = replace(ENGINE, max_pulls=max_pulls)
+    slos = SloClasses(classes={"default": Slo(ttft_s=ttft_s, tpot_s=1.0)})
+    crowd = Trace(
+        name="test",
+        requests=tuple(TraceRequest(number / 400, 32, 4) for number in range(2000)),
+        block_tokens=64,
+    )
+    run = simulate(
+        scenario(
+            pool(Role.PREFILL, 6),
+            pool(Role.DECODE, 1, decode),
+            disaggregate=SPLIT,
+            rules=ServiceRules(slos=slos),
+            limits=replace(UNBOUNDED_LIMITS, max_pulls=max_pulls),
+        ),
+        crowd,
+    )
+    in_time = [outcome.ttft_s <= ttft_s for outcome in run.outcomes if outcome.ok]
+    assert all(in_time)
+    # In 5 s there are 980 steps of 5.1 ms, each of which begins max_pulls streams.
+    assert len(in_time) > 0.9 * 980 * max_pulls
+
+
 def test_an_index_is_used_for_shared_prefixes_only() -> None:
     made = scenario(pool(Role.MIXED, 2))
     assert (

@@ -30,6 +30,8 @@ class _SentLegs:
     """How many, in all; the replica counts them too."""
     unreported: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By leg: its number, and its tokens. In order; not in the last snapshot, as far as we know."""
+    reported: int = 0
+    """How many of the legs in the last snapshot lived when it came."""
     streams: set[str] = field(default_factory=set)
     """Legs that live and decode, or will."""
     unreported_adapters: dict[str, str] = field(default_factory=dict)
@@ -102,7 +104,10 @@ class FleetTable:
 
     @property
     def peer_load_factor(self) -> float:
-        """How many legs the fleet gets for each of ours: all that are reported, by ours of them."""
+        """How many legs the fleet gets for each of ours: all that are reported, by ours of them.
+
+        Those that have ended since count in both.
+        """
         return min(
             _MAX_PEER_LOAD_FACTOR,
             max(1.0, self._reported_requests / max(1, self._own_reported_legs)),
@@ -129,7 +134,7 @@ class FleetTable:
         """Forget a replica; unknown ids are ignored."""
         if replica_id in self._views:
             self._replace_view(replica_id, None)
-            del self._sent[replica_id]
+            self._own_reported_legs -= self._sent.pop(replica_id).reported
             self._last_queue_at_s.pop(replica_id, None)
             self._eligible = None
 
@@ -169,6 +174,9 @@ class FleetTable:
                 del unreported[leg_id]
                 sent.unreported_adapters.pop(leg_id, None)
             adapters = sent.adapter_names
+            own_reported = view.inflight_legs - len(unreported)
+            self._own_reported_legs += own_reported - sent.reported
+            sent.reported = own_reported
             self._replace_view(
                 replica_id,
                 ReplicaView(
@@ -253,12 +261,10 @@ class FleetTable:
         if old is not None:
             self._inflight_legs -= old.inflight_legs
             self._reported_requests -= old.load.total_requests
-            self._own_reported_legs -= old.inflight_legs - old.unreported_legs
         if view is not None:
             self._views[replica_id] = view
             self._inflight_legs += view.inflight_legs
             self._reported_requests += view.load.total_requests
-            self._own_reported_legs += view.inflight_legs - view.unreported_legs
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a view disagrees with the sent legs."""
@@ -267,7 +273,7 @@ class FleetTable:
         counted = (
             sum(view.inflight_legs for view in views),
             sum(view.load.total_requests for view in views),
-            sum(view.inflight_legs - view.unreported_legs for view in views),
+            sum(sent.reported for sent in self._sent.values()),
         )
         assert sums == counted, f"sums over the fleet are {sums}, counted {counted}"
         assert self._last_queue_at_s.keys() <= self._views.keys(), "queues of unknown replicas"

@@ -18,7 +18,7 @@ from baton.control.state.admission_terms import PriorityBand
 from baton.control.state.request_state import RequestState
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import ReplicaView, Role
-from baton.domain.handoff import PlacementDecision, RouteOption
+from baton.domain.handoff import HandoffMode, PlacementDecision, RouteOption
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
 from baton.perf.fitting.decayed_sum import DecayedSum
@@ -40,6 +40,7 @@ from baton.policy.admission.decode_forecast import (
     IncomingRequest,
     decode_forecast,
     predicted_tpot_s,
+    pull_queue_s,
 )
 from baton.policy.admission.fair_queue import FairQueue, QueuedRequest
 from baton.policy.placement.device_seconds import decode_device_s, prefill_device_s
@@ -108,14 +109,21 @@ class AdmissionController:
     """Admission of one coordinator."""
 
     def __init__(
-        self, *, fleet: FleetTable, fleet_model: FleetModel, first_token_timeout_s: float
+        self,
+        *,
+        fleet: FleetTable,
+        fleet_model: FleetModel,
+        first_token_timeout_s: float,
+        max_pulls: int | None = None,
     ) -> None:
+        """Decode replicas pull for `max_pulls` requests at once; None: for any number."""
         self.wait_queue = WaitQueue()
         self.first_token_timeout_s = first_token_timeout_s
         """The limit of the wait of requests without a TTFT objective, or with an unattainable
         one."""
         self._fleet = fleet
         self._fleet_model = fleet_model
+        self._max_pulls = max_pulls
         self._options = AdmissionOptions()
         self._has_objectives = self._is_predictive = False
         self._recent = RecentEstimates()
@@ -223,8 +231,10 @@ class AdmissionController:
         if state.placed_at_s is None:
             self._admitted_by_priority[state.priority] += 1
             if now_s < self._decode_forecast_expires_at_s:  # or else it is not used any more
-                self._decode_forecast = self._decode_forecast._replace(
-                    prefilling=self._decode_forecast.prefilling + self._fleet.peer_load_factor
+                forecast, legs = self._decode_forecast, self._fleet.peer_load_factor
+                self._decode_forecast = forecast._replace(
+                    prefilling=forecast.prefilling + legs,
+                    sent_prompts=forecast.sent_prompts + legs,
                 )
             if state.queued_request is not None:
                 self.wait_queue.admit(
@@ -368,6 +378,16 @@ class AdmissionController:
                     other.queue_s <= self._options.max_engine_queue_delay_s
                     for other in decision.options
                 ),
+            )
+        if self._max_pulls is not None and option.mode is HandoffMode.PULL:
+            forecast = forecast._replace(
+                pull_queue_s=pull_queue_s(
+                    self._current_decode_forecast(decision.at_s),
+                    timing,
+                    horizon_s=option.queue_s + option.adapter_load_s + option.prefill_s,
+                    transfer_s=option.transfer_s,
+                    max_pulls=self._max_pulls,
+                )
             )
         if (tpot_s := state.slo.tpot_s) is not None:
             now_s = decision.at_s

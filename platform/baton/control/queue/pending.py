@@ -27,8 +27,10 @@ _MIN_RETRY_AFTER_S = 1.0
 """HTTP's Retry-After is in whole seconds."""
 _OVERDUE_FRACTION = 0.1
 """Of a cold start: so soon one is expected that should be over. Of 60 s these are 6 s."""
-_BLOCKED_ON_DECODE = frozenset({AdmissionReason.TPOT_UNATTAINABLE, AdmissionReason.INTERFERENCE})
-"""Requests that are queued for these reasons wait for streams to end."""
+_BLOCKED_ON_DECODE = frozenset(
+    {AdmissionReason.TPOT_UNATTAINABLE, AdmissionReason.INTERFERENCE, AdmissionReason.PULL_QUEUE}
+)
+"""Requests that are queued for these reasons wait for decode replicas, not for prompts."""
 
 
 class ColdStartWait:
@@ -103,7 +105,10 @@ class PendingRequests:
         self, limits: CoordinatorLimits, *, fleet: FleetTable, fleet_model: FleetModel
     ) -> None:
         self.admission = AdmissionController(
-            fleet=fleet, fleet_model=fleet_model, first_token_timeout_s=limits.first_token_timeout_s
+            fleet=fleet,
+            fleet_model=fleet_model,
+            first_token_timeout_s=limits.first_token_timeout_s,
+            max_pulls=limits.max_pulls,
         )
         self._limits = limits
         self._fleet = fleet

@@ -81,6 +81,7 @@ FAILED_FINISHES = frozenset({FinishReason.ERROR, FinishReason.ABORT})
 REJECTED_FINISHES = frozenset({FinishReason.INVALID, FinishReason.REJECTED})
 """Ends of legs that no engine has failed at: another one would end them the same."""
 
+_DECODE_IS_FULL = frozenset({AdmissionReason.TPOT_UNATTAINABLE, AdmissionReason.PULL_QUEUE})
 _STALL_FRACTION = 0.9
 """Of a stall: reports of the last step come a little after it."""
 
@@ -154,10 +155,7 @@ class RequestLifecycle:
         way, a request may decode where it is prefilled.
         """
         admission = self.pending.admission.evaluate(state, query, decision, now_s)
-        if (
-            not isinstance(admission, Enqueue)
-            or admission.reason is not AdmissionReason.TPOT_UNATTAINABLE
-        ):
+        if not isinstance(admission, Enqueue) or admission.reason not in _DECODE_IS_FULL:
             return decision, admission
         context = self._fleet_model.placement_context(now_s)
         local = self._placer.place(evolve(query, is_decode_saturated=True), context)

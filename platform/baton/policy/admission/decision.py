@@ -4,8 +4,8 @@
 queue and resources may be free. Its inputs are predictions: TTFT if admitted now, the wait for its
 turn, its TPOT once its prompt is computed, and the streams that it would break.
 
-- *Admit* when it is first, the engine has hardly a queue, and all objectives will be met: its own,
-  and those of streams of its priority or above.
+- *Admit* when it is first, prompts and KV pulls hardly queue in engines, and all objectives will be
+  met: its own, and those of streams of its priority or above.
 - *Queue* when it will still be in time after its turn. A more urgent request can overtake a prompt
   here, but not inside an engine.
 - *Reject* as soon as it is predicted to be late: its prompt is then never computed.
@@ -87,6 +87,8 @@ class AdmissionReason(StrEnum):
     """Streams would be too many by the time its prompt is computed."""
     INTERFERENCE = "interference"
     """Streams that are under way would miss their pace because of it."""
+    PULL_QUEUE = "pull_queue"
+    """Decode replicas have as many blocks to pull as they can for now."""
     SLO_UNATTAINABLE = "slo_unattainable"
     """It could not have its first token in time."""
 
@@ -115,6 +117,8 @@ class AdmissionForecast(NamedTuple):
     """Between two of its tokens, by the time that its prompt is computed."""
     unloaded_tpot_s: float = 0.0
     """The same on an idle fleet."""
+    pull_queue_s: float = 0.0
+    """Until its blocks are pulled, from when its prompt is computed: others are pulled before."""
     streams_broken: float = 0.0
     """How many streams of its priority or above will miss their pace because of it."""
 
@@ -204,7 +208,7 @@ def decide(
 ) -> AdmissionDecision:
     """Whether a request is admitted now, waits, or is rejected."""
     limit_s = limit.queued_limit_s if forecast.was_queued else limit.limit_s
-    wait_s = forecast.engine_queue_s
+    wait_s = forecast.engine_queue_s + forecast.pull_queue_s
     if forecast.queue_wait_s is not None:
         wait_s += forecast.queue_wait_s * _QUEUE_WAIT_INFLATION
     ttft_s = forecast.waited_s + wait_s + forecast.unqueued_ttft_s
@@ -271,6 +275,14 @@ def _admit_or_enqueue(
     if excess_s > 0 and not forecast.has_idle_alternative:
         return Enqueue(
             reason=AdmissionReason.ENGINE_QUEUE,
+            ttft_s=ttft_s,
+            slack_s=slack_s,
+            reevaluate_after_s=excess_s,
+        )
+    excess_s = forecast.pull_queue_s - options.max_engine_queue_delay_s
+    if excess_s > 0:
+        return Enqueue(
+            reason=AdmissionReason.PULL_QUEUE,
             ttft_s=ttft_s,
             slack_s=slack_s,
             reevaluate_after_s=excess_s,

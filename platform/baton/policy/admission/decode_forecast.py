@@ -37,6 +37,13 @@ class DecodeForecast(NamedTuple):
     context_tokens: float = 0.0
     kv_capacity_tokens: float = 0.0
     """The KV capacity of the decode replicas, all together."""
+    unstarted: float = 0.0
+    """Of the streams, those whose blocks wait to be pulled, or are being pulled."""
+    load_age_s: float = 0.0
+    """Since the loads of the decode replicas were reported, on average."""
+    sent_prompts: float = 0.0
+    """Requests whose prompts are computed elsewhere, by the legs that were sent and have not ended.
+    Unlike `prefilling`, without prompts that ended after the last report."""
 
 
 class IncomingRequest(NamedTuple):
@@ -55,6 +62,7 @@ def decode_forecast(fleet: FleetView) -> DecodeForecast:
     replicas, peer_load_factor = fleet.replicas, fleet.peer_load_factor
     prefill, decode = fleet.eligible
     streams = prefilling = context_tokens = kv_capacity_tokens = 0.0
+    unstarted = load_age_s = sent_prompts = 0.0
     for replica_id in prefill if decode else ():
         view = replicas[replica_id]
         load = view.load
@@ -63,21 +71,54 @@ def decode_forecast(fleet: FleetView) -> DecodeForecast:
         )
         # Streams that stay where they were prefilled will not come.
         prefilling += max(0.0, requests - view.inflight_streams * peer_load_factor)
+        sent_prompts += (view.inflight_legs - view.inflight_streams) * peer_load_factor
     for replica_id in decode or prefill:
         view = replicas[replica_id]
         load, facts = view.load, view.facts
-        streams += load.running_requests + load.queued_requests + load.pulling_requests
-        streams += view.unreported_legs * peer_load_factor
+        load_age_s += max(0.0, fleet.at_s - view.load_received_at_s)
+        unstarted += load.queued_requests + load.pulling_requests
+        unstarted += view.unreported_legs * peer_load_factor
+        streams += load.running_requests
         tokens = facts.kv_blocks * facts.block_size_tokens
         context_tokens += load.kv_used_fraction * tokens
         kv_capacity_tokens += tokens
     return DecodeForecast(
         replicas=len(decode or prefill),
-        streams=streams,
+        streams=streams + unstarted,
         prefilling=prefilling,
         context_tokens=context_tokens,
         kv_capacity_tokens=kv_capacity_tokens,
+        unstarted=unstarted,
+        load_age_s=load_age_s / max(1, len(decode or prefill)),
+        sent_prompts=sent_prompts,
     )
+
+
+def pull_queue_s(
+    forecast: DecodeForecast,
+    timing: EngineTiming,
+    *,
+    horizon_s: float,
+    transfer_s: float,
+    max_pulls: int,
+) -> float:
+    """How long a request waits to pull its blocks, once its prompt is computed in `horizon_s`.
+
+    A replica pulls for `max_pulls` requests at once. Each pull takes a step of the engine at least,
+    since pulls begin and end between steps.
+    Source: Little's law; `perf.capacity.capacity.Pulls` bounds the streams likewise.
+    """
+    replicas = max(1, forecast.replicas)
+    if forecast.unstarted + forecast.sent_prompts < replicas * max_pulls:
+        return 0.0
+    step_s = timing.step_s(
+        running=max(1, round((forecast.streams - forecast.unstarted) / replicas)),
+        context_tokens=round(forecast.context_tokens / replicas),
+    )
+    pulls_per_s = replicas * max_pulls / max(step_s, transfer_s)
+    unpulled = max(0.0, forecast.unstarted - pulls_per_s * forecast.load_age_s)
+    ahead = unpulled + forecast.sent_prompts + 1 - replicas * max_pulls
+    return max(0.0, ahead / pulls_per_s - horizon_s)
 
 
 def predicted_tpot_s(
