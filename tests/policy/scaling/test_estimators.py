@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.scaling.estimators.stabilization import NeedStabilizer, whole_replicas
+from baton.policy.scaling.estimators.stabilization import (
+    NeedStabilizer,
+    headroom_replicas,
+    whole_replicas,
+)
 from baton.policy.scaling.estimators.windows import SampledRate, SlidingMax, SlidingSlope
 
 
@@ -106,6 +110,22 @@ def test_a_need_that_wavers_after_a_fall_is_not_followed_into_every_trough() -> 
         return 3.98 if at_s % 600 < 300 else 4.02
 
     assert [left for _, left in followed(need, 7200, have=10)] == [5]
+
+
+def test_a_large_need_that_wavers_by_a_part_is_not_followed_into_every_trough() -> None:
+    def need(at_s: float) -> float:
+        if at_s < 100:
+            return 59.5
+        return 38.0 if at_s % 1200 < 600 else 41.5
+
+    assert [left for _, left in followed(need, 7200, have=60)] == [46, 42]
+
+
+@pytest.mark.parametrize(("need", "kept"), [(2.0, 0.4), (4.0, 0.6), (6.0, 0.6), (40.0, 4.0)])
+def test_headroom_is_a_replica_of_a_small_pool_and_a_part_of_a_large_one(
+    need: float, kept: float
+) -> None:
+    assert headroom_replicas(need, 0.2) == pytest.approx(kept)
 
 
 def test_an_hour_in_which_nothing_could_be_seen_is_no_hour_to_spare() -> None:

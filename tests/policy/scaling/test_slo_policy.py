@@ -310,6 +310,19 @@ def test_no_replica_flips_at_the_first_observation() -> None:
     assert last["prefill"].role_flips == {Role.DECODE: 4}
 
 
+@pytest.mark.parametrize(("budget", "flips"), [(None, {}), (13.0, {Role.DECODE: 1})])
+def test_a_role_keeps_headroom_from_a_flip_where_replicas_can_be_started(
+    budget: float | None, flips: Mapping[Role, int]
+) -> None:
+    """Of eight replicas prefill needs 6.9 and decode is two short of its 6.1."""
+    policy = SloPolicy(options(gpu_budget=budget))
+    asked, pools = demand(6.6, 5.5), (prefill_pool(8), decode_pool(5))
+    policy.desired(observe(0.0, asked, *pools))
+    wants = policy.desired(observe(31.0, asked, *pools))
+    assert wants["prefill"].role_flips == flips
+    assert wants["decode"].replicas == 7 - sum(flips.values())
+
+
 def test_no_replica_flips_back_before_the_dwell_time_is_over() -> None:
     body = SimulatedPools(options(gpu_budget=9.0))
     body.run(600.0, lambda _: demand(6.0, 1.5))

@@ -29,7 +29,8 @@ class StepLimits:
     pools."""
     headroom_fraction: float = 0.2
     """Down only: the free share that must remain after a step down, so that it need not be undone.
-    It is at most 0.6 replicas, for the need of a large pool wavers by a smaller part."""
+    It is at most 0.6 replicas, or half of this share where that is more, for the need of a large
+    pool wavers by a smaller part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,11 @@ import math
 from baton.policy.scaling.estimators.windows import SlidingMax
 
 _ROUNDING = 1e-6
-_MAX_HEADROOM_REPLICAS = 0.6
-"""Replicas: enough that a need which wavers about a whole number does not stop and start one."""
+_SMALL_POOL_HEADROOM_REPLICAS = 0.6
+"""Enough that a need which wavers about a whole number does not stop and start one."""
+_LARGE_POOL_FRACTION = 0.5
+"""Of the headroom fraction: the sampling error of a large rate is small, but the rate itself moves.
+"""
 
 
 class NeedStabilizer:
@@ -47,7 +50,7 @@ class NeedStabilizer:
         self._at_s = at_s
         self._record_change(current)
         self.kept_for_s = None
-        need_with_headroom = need + min(self._headroom * need, _MAX_HEADROOM_REPLICAS)
+        need_with_headroom = need + headroom_replicas(need, self._headroom)
         stabilized = max(
             whole_replicas(need), whole_replicas(self._needs.push(at_s, need_with_headroom))
         )
@@ -69,6 +72,17 @@ class NeedStabilizer:
         if self._current is not None and current != self._current:
             self._is_falling, self._surplus_s = current < self._current, 0.0
         self._current = current
+
+
+def headroom_replicas(need: float, fraction: float) -> float:
+    """What a role keeps beyond its need when it gives a replica away, in replicas.
+
+    Of a need of 2, 4, 6 and 40 with the fraction 0.2, these are 0.4, 0.6, 0.6 and 4.
+    """
+    return min(
+        fraction * need,
+        max(_SMALL_POOL_HEADROOM_REPLICAS, _LARGE_POOL_FRACTION * fraction * need),
+    )
 
 
 def whole_replicas(need: float) -> int:

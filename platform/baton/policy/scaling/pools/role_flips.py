@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.estimators.stabilization import whole_replicas
+from baton.policy.scaling.estimators.stabilization import headroom_replicas, whole_replicas
 from baton.policy.scaling.estimators.windows import SlidingMax
 from baton.policy.scaling.observation import Observation
 from baton.policy.scaling.options import AutoscalerOptions
@@ -49,11 +49,12 @@ class RoleRebalancer:
 
     Theory of operation. Of two roles that are short, the worse served role is helped. A replica
     flips to it when the other role keeps its need, and the greatest need of the last
-    `flip_window_s`: a stream that ended just now says nothing. Replicas that become free soon are
-    waited for as long, instead of starting others: a flip takes less. Where nothing can be started,
-    for want of GPUs or within bounds, a shortage is shared by the roles' needs of the last
-    `flip_urgent_s`. The number of flips is the best for the worse served role, if that is better by
-    a tenth. Requests pay for every second then, and rates are means over half a minute as it is.
+    `flip_window_s`: a stream that ended just now says nothing. Where replicas can be started, it
+    keeps the headroom of a stop, too, so that needs which waver undo no flip. Replicas that become
+    free soon are waited for as long, instead of starting others: a flip takes less. Where nothing
+    can be started, for want of GPUs or within bounds, a shortage is shared by the roles' needs of
+    the last `flip_urgent_s`. The number of flips is the best for the worse served role, if that is
+    better by a tenth. Requests pay for every second then, and rates are means over half a minute.
     Between a flip and a flip in the other direction there is a dwell, so that the cost of a flip
     (the replica's streams end first) is earned back.
 
@@ -90,13 +91,21 @@ class RoleRebalancer:
             return FlipResult(role=short_role)
         if not self._is_dwell_over(observation.at_s, short_role):
             return FlipResult(role=short_role)
+        can_start = self._can_start(observation, assignment, short_role)
         count = self._flip_count(
-            observation, assignment, short_role, lacking[short_role], recent_peaks
+            observation.at_s,
+            assignment,
+            short_role,
+            lacking[short_role],
+            recent_peaks,
+            can_start=can_start,
         )
         flipped = assignment.flip(short_role, count) if count > 0 else 0
         if flipped:
             self._last_flip = (observation.at_s, short_role)
-        other_role_need = max(1, whole_replicas(needs.greatest[other_role(short_role)] or 0.0))
+        other_role_need = self._kept_replicas(
+            needs.greatest[other_role(short_role)], can_start=can_start
+        )
         pending = min(
             lacking[short_role] - flipped,
             assignment.whole_replicas(other_role(short_role)) - other_role_need,
@@ -123,24 +132,31 @@ class RoleRebalancer:
 
     def _flip_count(
         self,
-        observation: Observation,
+        at_s: float,
         assignment: PoolAssignment,
         role: Role,
         lacking: int,
         recent_peaks: RoleNeeds,
+        *,
+        can_start: bool,
     ) -> int:
         options, source_role = self._options.slo, other_role(role)
-        observed_s = (
-            0.0 if self._observed_since_s is None else observation.at_s - self._observed_since_s
-        )
-        surplus = assignment.whole_replicas(source_role) - max(
-            1, whole_replicas(recent_peaks.greatest[source_role] or 0.0)
+        observed_s = 0.0 if self._observed_since_s is None else at_s - self._observed_since_s
+        surplus = assignment.whole_replicas(source_role) - self._kept_replicas(
+            recent_peaks.greatest[source_role], can_start=can_start
         )
         if surplus > 0 and observed_s >= options.flip_window_s:
             return min(surplus, lacking)
-        if observed_s < options.flip_urgent_s or self._can_start(observation, assignment, role):
+        if observed_s < options.flip_urgent_s or can_start:
             return 0
         return _best_flip_count(assignment, role, recent_peaks.present, max_flips=lacking)
+
+    def _kept_replicas(self, need: float | None, *, can_start: bool) -> int:
+        """How many replicas a role keeps when it gives others away."""
+        need = need or 0.0
+        if can_start:
+            need += headroom_replicas(need, self._options.scale_down.headroom_fraction)
+        return max(1, whole_replicas(need))
 
     def _can_start(self, observation: Observation, assignment: PoolAssignment, role: Role) -> bool:
         growable = [
