@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton.policy.scaling.observation import Demand
 from benchmarks import _slo_azure as detailed
 from benchmarks._fluid import FluidOptions, FluidRun, flow
 from benchmarks._slo_check import inflows_of_trace
-from benchmarks._slo_fleets import BURST_SLO, ROLES, VARIANTS, fluid_pools
+from benchmarks._slo_fleets import ROLES, VARIANTS, fluid_pools
+from benchmarks._slo_servegen import usable_capacity
 from benchmarks._slo_table import scaling_metrics
 
 _STEP_S = 0.5
@@ -19,16 +19,21 @@ _DRAIN_S = dict.fromkeys(ROLES, 3.0)
 def run(file: Path, name: str, cold_start_s: float) -> FluidRun:
     """One policy on a trace, with one cold start, with the fleet of the detailed run."""
     trace, demands, capacity = detailed.prepare(file)
-    start, limits = detailed.initial_sizes(name, demands, capacity)
+    start, limits = detailed.initial_sizes(name, demands, capacity, cold_start_s)
+    every_s = detailed.foresight_s(file)
+    usable = usable_capacity(capacity.fluid)
     pools = fluid_pools(start, capacity, cold_start_s=cold_start_s, drain_s=_DRAIN_S)
 
-    def foresight(at_s: float) -> Demand:
-        return detailed.demand_at(demands, at_s)
-
     scaler = VARIANTS[name].make_autoscaler(
-        limits, foresight, interval_s=detailed.INTERVAL_S, every_s=detailed.FORESIGHT_S
+        limits,
+        detailed.foresight(trace, every_s),
+        interval_s=detailed.INTERVAL_S,
+        every_s=every_s,
+        capacity_at=lambda _: usable,
     )
-    options = FluidOptions(step_s=_STEP_S, interval_s=detailed.INTERVAL_S, slo=BURST_SLO)
+    options = FluidOptions(
+        step_s=_STEP_S, interval_s=detailed.INTERVAL_S, slo=detailed.planned_slo(file, name)
+    )
     return flow(inflows_of_trace(trace, _STEP_S), pools, scaler, options)
 
 

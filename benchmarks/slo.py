@@ -99,9 +99,9 @@ _SCALING_PARTS: Mapping[str, tuple[MetricsFunction, Path]] = {
 }
 _MIX_COLD_STARTS_S = (30.0, 300.0)
 _MIN_ORACLE = 0.99
-_BURSTS = frozenset({"azure_code_fluid", "azure_code"})
-_MIN_BURST = 0.9
-"""Of an oracle that plans for `BURST_SLO`: bursts are shorter than its foresight."""
+_MIN_DETAILED_ORACLE = 0.98
+"""Request by request, the oracle knows means of 2 s and not each arrival: it attains 0.988 of the
+code completions with a cold start of 30 s (S)."""
 _TUNED_ON = ("m_large", "azure_code_fluid", "azure_code")
 """The others were first run when the policy was done."""
 
@@ -113,7 +113,8 @@ def _run_scaling_part(load: str, options: argparse.Namespace) -> dict[str, objec
         names=options.policy or tuple(VARIANTS),
         cold_starts_s=options.cold_start or COLD_STARTS_S,
     )
-    check_oracle(rows, load, min_attainment=_MIN_BURST if load in _BURSTS else _MIN_ORACLE)
+    least = _MIN_DETAILED_ORACLE if load == "azure_code" else _MIN_ORACLE
+    check_oracle(rows, load, min_attainment=least)
     return {**headline(rows, load), "rows": rows}
 
 

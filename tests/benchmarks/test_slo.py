@@ -148,6 +148,15 @@ def test_the_oracle_of_a_large_fleet_plans_with_the_usable_part_of_its_capacity(
     assert _slo_servegen.series_metrics(windows, "oracle", 30.0)["attainment"] >= 0.99
 
 
+def test_the_oracle_knows_a_burst_that_a_longer_mean_hides() -> None:
+    requests = tuple(TraceRequest(4.0, 1000, 10) for _ in range(100))
+    trace = Trace(name="burst", requests=(*requests, TraceRequest(19.0, 1000, 10)), block_tokens=64)
+    known = _slo_azure.foresight(trace, _slo_azure.foresight_s(_slo_azure.CODE_TRACE))
+    assert known(4.0).requests_per_s == 50.0
+    assert known(1.9).requests_per_s == known(6.0).requests_per_s == 0.0
+    assert known(1e9).requests_per_s == 0.5
+
+
 def test_an_oracle_that_attains_too_little_stops_the_benchmark() -> None:
     rows = table(measured, names=("oracle", "baton"), cold_starts_s=(30.0,))
     check_oracle(rows, "load", min_attainment=0.98)

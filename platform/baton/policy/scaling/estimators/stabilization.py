@@ -75,7 +75,7 @@ class NeedStabilizer:
 
 
 def headroom_replicas(need: float, fraction: float) -> float:
-    """What a role keeps beyond its need when it gives a replica away, in replicas.
+    """The headroom that a role keeps when it gives a replica away, in replicas.
 
     Of a need of 2, 4, 6 and 40 with the fraction 0.2, these are 0.4, 0.6, 0.6 and 4.
     """
