@@ -97,6 +97,16 @@ def test_engines_that_share_the_requests_take_them_in_turn(tmp_path: Path) -> No
     assert slowest(shared) < slowest(alone) / 2
 
 
+def test_engines_that_share_experts_step_together(tmp_path: Path) -> None:
+    lines = [line(0) for _ in range(8)]
+    experts = {**ENGINE, "model": "Qwen/Qwen3-30B-A3B", "enable_expert_parallel": True}
+    alone = report_of(written(tmp_path, *lines, engine=experts))
+    group = report_of(written(tmp_path, *lines, engine={**experts, "data_parallel_size": 2}))
+    assert group["not_modelled"] == []
+    assert group["devices"] == {"tp": 1, "pp": 1, "replicas": 2, "ep": True}
+    assert slowest(group) < slowest(alone)
+
+
 def slowest(report: dict[str, object]) -> float:
     predicted = report["predicted"]
     assert isinstance(predicted, dict)
@@ -155,9 +165,9 @@ def test_readable_text_separates_measured_from_simulated_figures(tmp_path: Path)
 
 
 def test_arguments_of_the_engine_that_are_not_modelled_are_named(tmp_path: Path) -> None:
-    others = {"speculative_config": {"method": "ngram"}, "enable_expert_parallel": True, "seed": 3}
+    others = {"speculative_config": {"method": "ngram"}, "enable_eplb": True, "seed": 3}
     folder = written(tmp_path, line(0), engine={**ENGINE, **others, "enforce_eager": False})
-    assert report_of(folder)["not_modelled"] == ["enable_expert_parallel", "speculative_config"]
+    assert report_of(folder)["not_modelled"] == ["enable_eplb", "speculative_config"]
     shown = fit(folder).stdout
     assert "not_modelled" in shown
     assert "speculative_config" in shown
@@ -182,7 +192,6 @@ def test_a_bad_line_is_named_and_counted_when_left_out(tmp_path: Path) -> None:
         ({**ENGINE, "dtype": "roman"}, "dtype is 'roman'"),
         ({**ENGINE, "gpu_memory_utilization": 2}, "gpu_memory_utilization is 2"),
         ({**ENGINE, "model": None}, "model is None"),
-        ({**ENGINE, "enable_expert_parallel": True, "data_parallel_size": 2}, "not modelled"),
         ([], "engine_kwargs"),
     ],
 )

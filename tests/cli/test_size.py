@@ -277,3 +277,28 @@ def test_weights_have_the_bits_that_they_are_published_in(tmp_path: Path) -> Non
     config = TINY | {"quantization_config": quantization}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert answered(str(tmp_path), "--gpu", "L4")["weights"] == "int3"
+
+
+ROW = (
+    "backend,model_path,system,gemm_quant_mode,mode,isl,osl,tp_size,pp_size,concurrency,"
+    "silicon_ttft_ms,silicon_tpot_ms\n"
+    "vllm,meta-llama/Llama-3.1-8B-Instruct,h100_sxm,bf16,agg,1024,16,1,1,2,60,14\n"
+)
+
+
+def test_a_calibration_changes_the_times_and_brings_their_error(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text(ROW, encoding="utf-8")
+    asked = ("meta-llama/Llama-3.1-8B", "--gpu", "H100")
+    plain, fitted = answered(*asked), answered(*asked, "--calibration", str(rows))
+    assert fitted["seconds"]["decode_step_s"] > 1.1 * plain["seconds"]["decode_step_s"]  # type: ignore[index]
+    assert "(rows.csv, 1)" in fitted["error_bands"]["source"]  # type: ignore[index]
+
+
+def test_ranks_that_share_experts_hold_more_requests_than_tensor_parallelism() -> None:
+    asked = ("deepseek-ai/DeepSeek-V3", "--gpu", "H200")
+    group = answered(*asked, "--dp", "8", "--ep")
+    sliced = answered(*asked, "--tp", "8")
+    assert (group["dp"], group["ep"]) == (8, True)
+    assert group["concurrent_requests"] > 3 * sliced["concurrent_requests"]  # type: ignore[operator]
+    assert "devices: 8 (tp 1, pp 1, dp 8, ep) h200_sxm" in run(*asked, "--dp", "8", "--ep").stdout

@@ -212,7 +212,7 @@ _COMPANION_CHANGES: Mapping[Path, Tree] = {
 }
 """What has to change in the same model, pool or section."""
 
-ONE_VALUE = frozenset({("version",), ("transfer", "connector")})
+ONE_VALUE = frozenset({("version",), ("transfer", "connector"), ("pools", "*", "parallel", "dp")})
 """Keys that have one value only."""
 
 

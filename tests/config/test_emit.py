@@ -21,7 +21,7 @@ from baton.planner.rates.closed_form import MeanRequest
 from baton.planner.rates.measure import RateSearchResult
 from baton.planner.result import Candidate, Plan
 from baton.planner.shapes.fleets import FleetKind, PlannedFleet, PlannedPool
-from baton.planner.shapes.space import build_engine_shape
+from baton.planner.shapes.space import Split, build_engine_shape
 from baton.policy.placement.port import Disaggregate
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.presets import synthetic
@@ -50,8 +50,8 @@ SAME = (
 
 def planned(kind: FleetKind, question: PlanningProblem = QUESTION) -> tuple[Plan, Candidate]:
     offer = question.offers[0]
-    first = build_engine_shape(question, offer, tp=2, pp=1, chunk_tokens=8192)
-    second = build_engine_shape(question, offer, tp=4, pp=1, chunk_tokens=1024)
+    first = build_engine_shape(question, offer, Split(2, 1), chunk_tokens=8192)
+    second = build_engine_shape(question, offer, Split(4, 1), chunk_tokens=1024)
     pools: tuple[PlannedPool, ...] = (
         PlannedPool(role=Role.PREFILL, engine_shape=first, replicas=4),
         PlannedPool(role=Role.DECODE, engine_shape=second, replicas=2),
@@ -101,6 +101,31 @@ def test_a_rendered_plan_loads_as_planned(
         assert got.resources.accelerator == "H100"
         assert got.engine.max_num_batched_tokens == pool.engine_shape.chunk_tokens
         assert got.engine.max_num_seqs == QUESTION.space.max_running_requests
+
+
+def of_experts(split: Split) -> tuple[Plan, Candidate]:
+    """A plan of one replica of gpt-oss-120b that is divided so."""
+    question = replace(QUESTION, model=find_shape("openai/gpt-oss-120b"), weights_dtype=Dtype.FP4)
+    shape = build_engine_shape(question, question.offers[0], split, chunk_tokens=2048)
+    pool = PlannedPool(role=Role.MIXED, engine_shape=shape, replicas=1)
+    plan, chosen = planned(FleetKind.COLOCATED)
+    fleet = replace(chosen.fleet, pools=(pool,))
+    return replace(plan, question=question), replace(chosen, fleet=fleet)
+
+
+def test_whole_experts_on_each_gpu_are_written(tmp_path: Path) -> None:
+    plan, chosen = of_experts(Split(4, 1, ep=True))
+    text = render_plan(plan, chosen, source="openai/gpt-oss-120b", stored_dtype=Dtype.FP4)
+    parallel = loaded(text, tmp_path).config.pools["mixed"].parallel
+    assert (parallel.tp, parallel.dp, parallel.ep) == (4, 1, True)
+
+
+def test_a_group_of_ranks_is_not_written_for_no_deployment_starts_it() -> None:
+    plan, chosen = of_experts(Split(1, 1, 8, ep=True))
+    with pytest.raises(
+        OperatorError, match=r"vllm serve --data-parallel-size 8 --enable-expert-parallel'"
+    ):
+        render_plan(plan, chosen, source="openai/gpt-oss-120b", stored_dtype=Dtype.FP4)
 
 
 def test_the_deployment_has_the_objectives_that_the_plan_was_made_for(tmp_path: Path) -> None:

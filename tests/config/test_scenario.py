@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from baton.config.simulation.to_scenario import SimStepTiming, load_shape, to_sc
 from baton.domain.errors import ConfigInvalid, UnknownModel
 from baton.domain.fleet import Role
 from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY
 from baton.perf.step_timing import StepBatch
 from baton.policy.placement.chooser import ChooserPlacer
 from baton.policy.placement.predicted import PredictedPlacer
@@ -268,7 +270,6 @@ MANY = "models.llama-8b.engine.extra"
         (f"{MANY}.enforce_eager=true", "Arguments passed on to vLLM"),
         (f"{MANY}.decode_context_parallel_size=2", "Arguments passed on to vLLM"),
         (f"{MANY}.seed=7", None),
-        ("pools.decode.parallel.ep=true", "Expert parallelism"),
         ("models.llama-8b.adapters.a.source=org/a", "LoRA adapters"),
         ("pools.decode.env.VLLM_USE_V1=1", "Environment variables"),
         ("transfer.on_failure=fail", "Legs that fail with their transfer"),
@@ -364,3 +365,48 @@ def test_a_hybrid_is_simulated_with_its_states_and_names_what_is_not_counted(
     assert isinstance(decode, V1Settings)
     assert (decode.block_size_tokens, decode.request_blocks) == (544, 3)
     assert any("the vision encoder is not counted" in note for note in simulated.notes)
+
+
+# ------------------------------------------------------------------ experts
+
+DEEPSEEK = ROOT / "configs" / "deepseek-v3.yaml"
+
+
+def of_group(dp: int) -> tuple[str, ...]:
+    return (f"pools.decode.parallel={{tp: 1, dp: {dp}, ep: true}}",)
+
+
+def test_whole_experts_on_each_gpu_are_simulated() -> None:
+    sliced = settings(DEEPSEEK, "decode", "pools.decode.parallel.ep=false").timing
+    whole = settings(DEEPSEEK, "decode").timing
+    batch = StepBatch(decode_requests=64, decode_context_tokens=64_000)
+    assert whole.step_s(batch) != sliced.step_s(batch)
+
+
+def test_a_group_of_ranks_is_one_engine_with_the_limits_of_all() -> None:
+    plain = settings(DEEPSEEK, "decode")
+    loaded = load_config([DEEPSEEK], env={}, sets=of_group(8), for_simulation=True)
+    made = to_scenario(loaded.config)
+    (group,) = (pool.settings for pool in made.scenario.pools if pool.name == "decode")
+    assert isinstance(group, V1Settings)
+    assert group.max_running_requests == 8 * plain.max_running_requests
+    assert group.prompt_chunk_tokens == plain.max_batched_tokens
+    assert "DP 8, whole experts on each GPU" in made.pools["decode"]
+    assert any("No deployment starts data-parallel groups" in note for note in made.notes)
+
+
+def test_a_group_of_ranks_is_refused_but_in_a_simulation() -> None:
+    with pytest.raises(ConfigInvalid, match=r"parallel.dp: got 8, expected 1: no deployment"):
+        load_config([DEEPSEEK], env={}, sets=of_group(8))
+
+
+def test_experts_of_a_model_that_has_none_are_refused_as_vllm_does() -> None:
+    assert "there are no experts to share" in findings(GPU, "pools.decode.parallel.ep=true")[0]
+
+
+def test_the_time_after_the_engine_is_a_calibrations() -> None:
+    (pool, *_) = to_scenario(
+        config(GPU), efficiency=replace(DEFAULT_EFFICIENCY, first_token_s=0.25)
+    ).scenario.pools
+    assert isinstance(pool.settings, V1Settings)
+    assert pool.settings.first_token_s == 0.25

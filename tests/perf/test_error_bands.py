@@ -24,7 +24,6 @@ def fitted(*errors: float, kind: MeasurementKind = MeasurementKind.OUTPUT_TOKEN)
     """A fit whose rows took this much longer than predicted, as a fraction."""
     return Calibration(
         efficiency=DEFAULT_EFFICIENCY,
-        first_token_overhead_s=0.0,
         residuals=tuple(Residual("row", kind, 1 + error, 1.0) for error in errors),
         min_conditions=SEEN,
         max_conditions=SEEN,
@@ -60,6 +59,35 @@ def test_a_gpu_or_a_kind_of_model_without_rows_has_no_band(
     assert (errors.ttft, errors.tpot) == (None, None)
     assert str(errors).startswith(f"not known: {times}: no measured rows of ")
     assert ("H200" in errors.source) is not has_experts
+
+
+@pytest.mark.parametrize("has_experts", [False, True])
+def test_on_the_gpu_of_the_fit_each_model_is_judged_by_a_fit_without_it(
+    *, has_experts: bool
+) -> None:
+    (row,) = [
+        row
+        for row in SHIPPED_ERRORS
+        if (row.gpu, row.engine, row.has_experts) == ("h100", "vllm", has_experts)
+    ]
+    errors = shipped_errors("h100_sxm", has_experts=has_experts)
+    assert errors.tpot == ErrorBand(low=-row.tpot_mape, high=row.tpot_mape)
+    assert row.fitted_without
+    assert f"({row.fitted_without}, each predicted by a fit without it)" in errors.source
+
+
+def test_errors_of_several_left_out_models_are_means_over_their_rows() -> None:
+    metrics = {
+        f"h100_without_{model}_vllm_{name}": value
+        for model, values in (("Llama-3.1-70B", (30, 0.1, 0.2)), ("Qwen3-32B", (10, 0.5, 0.6)))
+        for name, value in zip(("rows", "ttft_mape", "tpot_mape"), values, strict=True)
+    }
+    (error,) = generator.left_out_entries(metrics)
+    assert (error.rows, error.ttft_mape, error.tpot_mape) == (
+        40,
+        pytest.approx(0.2),
+        pytest.approx(0.3),
+    )
 
 
 def test_a_calibrations_band_holds_eight_of_ten_of_its_rows() -> None:

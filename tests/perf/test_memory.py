@@ -23,6 +23,7 @@ from baton.perf.model.memory import (
     smallest_sizing,
 )
 from baton.perf.model.shape import ModelShape
+from baton.perf.model.weight_formats import uniform_weights
 
 LLAMA_70B = find_shape("meta-llama/Llama-3.1-70B")
 GIB = 2**30
@@ -456,3 +457,57 @@ def test_requests_at_once_are_those_whose_kv_fits() -> None:
         windowed.kv_tokens * 73_728
     )
     assert held > 1.9 * windowed.kv_tokens / 100_000
+
+
+# --------------------------------------------------------------------------- shared experts
+
+
+def expert_bytes(asked: MemoryModel) -> float:
+    """Of all routed experts of a model with FP8 weights."""
+    parameters = sum(
+        count * asked.shape.part_parameters(layer).get(Part.EXPERTS, 0)
+        for layer, count in asked.shape.layer_counts().items()
+    )
+    return parameters * uniform_weights(Dtype.FP8).bytes_by_part[Part.EXPERTS]
+
+
+@pytest.mark.parametrize("ep", [False, True])
+def test_each_rank_has_all_weights_but_its_share_of_the_experts(*, ep: bool) -> None:
+    asked = question("deepseek-ai/DeepSeek-V3", "H200", Dtype.FP8)
+    whole = ModelSplit(shape=asked.shape).stage_weights_bytes(0, Dtype.FP8)
+    rank = ModelSplit(shape=asked.shape, dp=8, ep=ep).stage_weights_bytes(0, Dtype.FP8)
+    assert rank == pytest.approx(whole - expert_bytes(asked) * 7 / 8)
+
+
+def test_where_experts_do_not_divide_a_device_has_one_more() -> None:
+    shape = find_shape("deepseek-ai/DeepSeek-V3")  # 256 experts
+    on_64, on_72, on_86 = (
+        ModelSplit(shape=shape, dp=dp, ep=True).stage_weights_bytes(0, Dtype.FP8)
+        for dp in (64, 72, 86)
+    )
+    assert on_64 == pytest.approx(on_72)
+    assert on_86 < on_72
+
+
+def test_ranks_keep_keys_and_values_of_their_own_requests() -> None:
+    group = question("deepseek-ai/DeepSeek-V3", "H200", Dtype.FP8).fit(1, 1, 16, ep=True)
+    assert group.kv_tokens == 16 * group.rank_kv_tokens
+    assert group.rank_kv_tokens == int(group.kv_bytes / group.kv_token_bytes)
+
+
+def test_a_device_has_room_for_the_gathered_tokens_of_all_ranks() -> None:
+    shape = find_shape("deepseek-ai/DeepSeek-V3")
+    one, eight = (ModelSplit(shape=shape, dp=dp, ep=True).activation_bytes(1000) for dp in (1, 8))
+    hidden = 2 * 1000 * 2 * shape.hidden
+    assert eight - hidden == pytest.approx(8 * (one - hidden))
+
+
+@pytest.mark.parametrize(("dp", "ep"), [(2, False), (1, True), (2, True)])
+def test_a_model_without_experts_has_none_to_share(dp: int, *, ep: bool) -> None:
+    with pytest.raises(InsufficientMemory, match="there are no experts to share"):
+        question("Llama-3.1-8B").fit(1, 1, dp, ep=ep)
+
+
+def test_devices_without_an_expert_are_refused() -> None:
+    with pytest.raises(InsufficientMemory, match="8 experts and 32 layers cannot be split as"):
+        question("Mixtral-8x7B").fit(2, 1, 8, ep=True)

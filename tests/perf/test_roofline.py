@@ -428,3 +428,9 @@ def test_tokens_of_a_queue_attend_to_their_own_prompts_only(prompts: int, length
     timing = ModelledTiming(steps=OnlyPairs(), max_batched_tokens=2048, host_block_s=0.0)
     asked = timing.prefill_s(prompts * length, length_tokens=length)
     assert asked == pytest.approx(1e-9 * prompts * attention_pairs(length, 0))
+
+
+def test_each_rank_of_a_group_has_a_host_process_of_its_own() -> None:
+    alone = Roofline(MIXTRAL, H100).parts(decode(32, 1000))
+    group = Roofline(MIXTRAL, H100, dp=8, ep=8).parts(decode(8 * 32, 1000))
+    assert group.requests_s == alone.requests_s

@@ -154,3 +154,26 @@ def test_prefill_first_delays_decodes_and_chunks_delay_prompts() -> None:
 def test_the_same_requests_have_the_same_outcomes() -> None:
     requests = poisson(20.0, 200, 300, 40)
     assert simulate_engine(WIDE, requests) == simulate_engine(WIDE, requests)
+
+
+def test_what_follows_the_engine_delays_all_tokens_alike() -> None:
+    (plain,) = simulate_engine(WIDE, [TraceRequest(3.0, 100, 200)])
+    (late,) = simulate_engine(with_changes(WIDE, first_token_s=0.5), [TraceRequest(3.0, 100, 200)])
+    assert late.ttft_s == pytest.approx(plain.ttft_s + 0.5)
+    assert late.e2e_s == pytest.approx(plain.e2e_s + 0.5)
+    assert late.tpot_s == pytest.approx(plain.tpot_s)
+
+
+def test_a_prompt_keeps_to_one_rank_of_a_group_that_steps_together() -> None:
+    group = WIDE.for_ranks(4)
+    prompt = [TraceRequest(0.0, 1024, 1)]
+    assert simulate_engine(group, prompt) == simulate_engine(WIDE, prompt)
+    together = simulate_engine(group, [TraceRequest(0.0, 512, 1)] * 4)
+    assert {outcome.ttft_s for outcome in together} == {group.timing.step_s(StepBatch(2048, 4))}
+
+
+def test_a_request_must_have_room_in_one_rank() -> None:
+    group = with_changes(WIDE, kv_blocks=10).for_ranks(8)
+    fits, does_not = simulate_engine(group, [TraceRequest(0.0, 150, 5), TraceRequest(0.0, 200, 5)])
+    assert fits.ok
+    assert not does_not.ok

@@ -50,6 +50,7 @@ def load_config(
     env: Mapping[str, str] | None = None,
     sets: Sequence[str] = (),
     renamed: Sequence[RenamedKey] = RENAMED_KEYS,
+    for_simulation: bool = False,
 ) -> LoadedConfig:
     """The configuration of the files, later files on top, then `env`, then `sets`.
 
@@ -58,6 +59,7 @@ def load_config(
         env: the environment; only variables that begin with `BATON__` are used.
         sets: texts such as `pools.decode.replicas.max=6`.
         renamed: keys whose old names are accepted.
+        for_simulation: also accept what no deployment starts: data-parallel groups.
 
     Raises:
         ConfigInvalid: with one line for each error.
@@ -67,7 +69,8 @@ def load_config(
     moved = partial(with_new_names, table=renamed, warnings=warnings, findings=findings)
     root = _merge_files([FilePath(path) for path in paths], findings, moved)
     root = add_env(root, env or {}, findings, moved)
-    loaded = _build_config(add_sets(root, sets, findings, moved), findings)
+    root = add_sets(root, sets, findings, moved)
+    loaded = _build_config(root, findings, for_simulation=for_simulation)
     in_place = sorted(dict.fromkeys(warnings), key=sort_key)
     return replace(loaded, warnings=tuple(map(str, in_place)))
 
@@ -104,12 +107,14 @@ def _as_text(config: DeploymentConfig) -> tuple[Callable[[str], DeploymentConfig
 copyreg.pickle(DeploymentConfig, _as_text)
 
 
-def _build_config(root: Section, findings: list[Finding]) -> LoadedConfig:
+def _build_config(
+    root: Section, findings: list[Finding], *, for_simulation: bool = False
+) -> LoadedConfig:
     root, short_name = apply_defaults(root, findings)
     builder = Builder()
     config = builder.section(DeploymentConfig, Entry(root, root.origin), ())
     findings += builder.findings
-    findings += check_config(root, builder)
+    findings += check_config(root, builder, for_simulation=for_simulation)
     if findings or config is None:
         raise _config_invalid(findings, short_name)
     origins = {format_path(path): str(origin) for path, origin in builder.origins.items()}

@@ -180,12 +180,13 @@ class Explorer:
     def _simulated_part(self, fleet: PlannedFleet) -> PlannedFleet:
         """The largest part whose run needs at most `max_requests`, else the smallest part."""
         effort = self.question.effort
+        ranks = max(pool.engine_shape.dp for pool in fleet.pools)
         parts = [
             representative_part(fleet, most) for most in range(effort.max_simulated_replicas, 0, -1)
         ]
         for part in parts:
             requests = RUN_LENGTH_FACTOR * estimate_rate(part, self.rates) * self._residence_s(part)
-            if requests <= effort.max_requests:
+            if requests <= ranks * effort.max_requests:
                 return part
         return min(parts, key=lambda part: part.replicas)
 

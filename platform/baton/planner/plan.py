@@ -46,6 +46,7 @@ from baton.planner.shapes.space import (
     Duty,
     EngineShape,
     ShapeCatalogue,
+    Split,
     build_engine_shape,
     enumerate_shapes,
 )
@@ -116,6 +117,26 @@ def plan(
         tradeoffs=_tradeoffs(result.candidates, catalogue, mix),
     )
     return _with_sensitivity(result, explorer, tasks, runner)
+
+
+def plan_groups(
+    question: PlanningProblem,
+    sizes: tuple[int, ...],
+    *,
+    parallel_map: ParallelMap = map,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """The answer that also considers groups of these many data-parallel ranks with shared experts.
+
+    Raises:
+        InsufficientMemory: the model fits in no shape, either.
+    """
+    changed = replace(
+        question,
+        space=replace(question.space, data_parallel_sizes=sizes),
+        effort=replace(question.effort, sensitivity=False),
+    )
+    return plan(changed, parallel_map=parallel_map, on_progress=on_progress)
 
 
 def plan_quantizations(
@@ -202,14 +223,10 @@ def _raise_misfit(question: PlanningProblem) -> None:
         if not question.model.heads % tp:
             widest = tp
             break
-    build_engine_shape(
-        question,
-        question.offers[0],
-        tp=widest,
-        pp=1,
-        chunk_tokens=question.space.decode_chunk_tokens,
-    )
     offer = question.offers[0]
+    build_engine_shape(
+        question, offer, Split(widest, 1), chunk_tokens=question.space.decode_chunk_tokens
+    )
     raise InsufficientMemory(
         reason=(
             f"no shape of {question.model.name} on {offer.accelerator.name} is within the GPUs"
@@ -414,7 +431,7 @@ def _prompt_s(pool: PlannedPool, mix: MeanRequest, cached_fraction: float) -> fl
         settings.timing,
         max(1, round(mix.prompt_tokens)),
         cached_tokens=round(mix.prompt_tokens * cached_fraction),
-        budget_tokens=settings.max_batched_tokens,
+        budget_tokens=settings.prompt_chunk_tokens,
     )
 
 
@@ -511,14 +528,15 @@ def _ttft_bound(
     if limit_s is None or not shapes:
         return None
     prefill_s_by_shape = {
-        shape.key: prefill_s(shape.settings.timing, tokens, budget_tokens=shape.chunk_tokens)
+        shape.key: shape.settings.first_token_s
+        + prefill_s(shape.settings.timing, tokens, budget_tokens=shape.chunk_tokens)
         for shape in shapes
     }
     best = min(shapes, key=lambda shape: prefill_s_by_shape[shape.key])
     if prefill_s_by_shape[best.key] <= limit_s:
         return None
     operations = 2.0 * question.model.active_parameters * tokens
-    flops_per_s = best.tp * best.accelerator.flops_of(question.weights_dtype)
+    flops_per_s = best.stage_gpus * best.accelerator.flops_of(question.weights_dtype)
     return UnreachableObjective(
         objective="time to first token",
         limit_s=limit_s,
@@ -546,7 +564,7 @@ def _tpot_bound(
     return UnreachableObjective(
         objective="time per token",
         limit_s=limit_s,
-        physical_s=read_bytes / (best.tp * best.accelerator.memory_bytes_per_s),
+        physical_s=read_bytes / (best.stage_gpus * best.accelerator.memory_bytes_per_s),
         modelled_s=step_s_by_shape[best.key],
         shape=best.label,
         operation="reading the weights once for a step of a single stream",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency
@@ -70,6 +70,10 @@ class SearchEffort:
     this size."""
     sensitivity: bool = True
 
+    def scaled(self, factor: float) -> SearchEffort:
+        """With `factor` times as many requests in a run, for larger engines."""
+        return replace(self, max_requests=round(factor * self.max_requests))
+
 
 QUICK_SEARCH = SearchEffort(
     max_requests=500,
@@ -88,6 +92,8 @@ class SearchSpace:
     tensor_parallel_sizes: tuple[int, ...] = (1, 2, 4, 8)
     pipeline_parallel_sizes: tuple[int, ...] = (1,)
     """If no shape fits with these, more stages are tried."""
+    data_parallel_sizes: tuple[int, ...] = (1,)
+    """Ranks that share experts, for models with experts. Above 1, no deployment starts them."""
     mixed_chunk_tokens: tuple[int, ...] = (512, 2048, 8192)
     prefill_chunk_tokens: int = 8192
     decode_chunk_tokens: int = 2048

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baton.planner.problem import DEFAULT_OBJECTIVES, SearchEffort, SloClass
 from baton.planner.rates.arrivals import TrafficSampler
@@ -58,13 +58,13 @@ def run_fleet(task: FleetTask, rate_per_s: float) -> Trial:
 
 
 def _scaled_effort(task: FleetTask) -> SearchEffort:
-    """More requests for fleets of more than `max_simulated_replicas` replicas.
+    """More requests for fleets of more than `max_simulated_replicas` replicas, or ranks.
 
-    A run in which replicas get only a few prompts shows no queue at any rate.
+    A run in which these get only a few prompts shows no queue at any rate.
     """
     effort = task.effort
-    factor = max(1.0, task.fleet.replicas / effort.max_simulated_replicas)
-    return replace(effort, max_requests=round(factor * effort.max_requests))
+    ranks = sum(pool.replicas * pool.engine_shape.dp for pool in task.fleet.pools)
+    return effort.scaled(max(1.0, ranks / effort.max_simulated_replicas))
 
 
 def _simulate_fleet(task: FleetTask, rate_per_s: float, requests: int) -> Trial:

@@ -62,6 +62,7 @@ from baton.simulator.fleet.scaling_log import (
 )
 from baton.simulator.network.timeline import Timeline
 from baton.simulator.outcome import Outcome
+from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.arrivals import UserLoad
 from baton.simulator.workloads.trace import Trace, TraceRequest, to_request
 
@@ -191,7 +192,13 @@ class Simulation:
             options, start_s=self._start_at_s - _JOIN_LEAD_S, keep_records=False
         )
         self._membership = Membership(self.fleet, scenario.pools, model=scenario.model)
-        self._clients = _Clients(self.fleet.timeline)
+        self._clients = _Clients(
+            self.fleet.timeline,
+            max(
+                pool.settings.first_token_s if isinstance(pool.settings, V1Settings) else 0.0
+                for pool in scenario.pools
+            ),
+        )
         self._scaling: _ScalingLoop | None = None
         self._total = len(trace)
         self._on_progress: Callable[[float], None] | None = None
@@ -486,6 +493,7 @@ class _ScalingLoop:
 
 class _Client:
     __slots__ = (
+        "_first_token_s",
         "arrived_at_s",
         "first_token_at_s",
         "index",
@@ -497,8 +505,9 @@ class _Client:
         "tenant",
     )
 
-    def __init__(self, number: int, request: Request) -> None:
+    def __init__(self, number: int, request: Request, first_token_s: float) -> None:
         self.index = number
+        self._first_token_s = first_token_s
         self.arrived_at_s = request.arrived_at_s
         self.prompt_tokens = len(request.prompt_token_ids)
         self.slo_class = request.slo_class or DEFAULT_CLASS
@@ -523,11 +532,11 @@ class _Client:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=0 if record is None else record.cached_tokens or 0,
             output_tokens=self.output_tokens,
-            ttft_s=self.first_token_at_s - self.arrived_at_s,
+            ttft_s=self.first_token_at_s - self.arrived_at_s + self._first_token_s,
             tpot_s=(self.last_token_at_s - self.first_token_at_s) / later_tokens
             if later_tokens > 0
             else 0.0,
-            e2e_s=ended_at_s - self.arrived_at_s,
+            e2e_s=ended_at_s - self.arrived_at_s + self._first_token_s,
             ok=record is not None and record.outcome is Phase.FINISHED,
             max_itl_s=self.max_itl_s,
             tenant=self.tenant,
@@ -539,8 +548,9 @@ class _Client:
 class _Clients:
     """All clients; for ended requests only the outcomes are kept."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, first_token_s: float) -> None:
         self._timeline = timeline
+        self._first_token_s = first_token_s
         self._active: dict[str, _Client] = {}
         self._outcomes: list[Outcome | None] = []
         self.ended = 0
@@ -556,7 +566,8 @@ class _Clients:
 
     def on_request_sent(self, request: Request) -> None:
         """A client sends a request now."""
-        self._active[request.request_id] = _Client(len(self._outcomes), request)
+        client = _Client(len(self._outcomes), request, self._first_token_s)
+        self._active[request.request_id] = client
         self._outcomes.append(None)
 
     def on_delivery(self, delivery: Delivery) -> None:

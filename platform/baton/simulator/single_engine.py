@@ -107,6 +107,7 @@ class _SingleEngine:
         clients: _Clients | None,
     ) -> None:
         self._core = V1Core(settings, engine_id="alone", model="alone", address="")
+        self._first_token_s = settings.first_token_s
         self._requests = requests
         self._block_tokens = block_tokens
         self._phases = phase
@@ -190,7 +191,9 @@ class _SingleEngine:
             self._clients.on_answer(self._now_s)
 
     def _build_outcome(self, active: _ActiveRequest) -> Outcome:
-        first_s, last_s = active.first_token_at_s, active.last_token_at_s
+        first_s, last_s = (
+            at_s + self._first_token_s for at_s in (active.first_token_at_s, active.last_token_at_s)
+        )
         return Outcome(
             arrived_at_s=active.arrived_at_s,
             prompt_tokens=self._requests[active.index].prompt_tokens,

@@ -46,8 +46,6 @@ from baton.simulator.workloads.trace import TraceRequest
 SATURATED_TTFT_S = 4.0
 """A longer TTFT is dominated by queueing for memory, not by the engine's speed."""
 _BLOCK_SIZE_TOKENS = 16
-_FIRST_TOKEN_S = 0.013
-"""From an engine's first token to its client, without a calibration. Source: as `Efficiency`."""
 _BEST_PRODUCTS = 0.97
 _BEST_NARROW_PRODUCTS = 0.85
 """Shares of the rated operations per second that the best product reaches, with 16-bit and narrower
@@ -317,10 +315,8 @@ def _evaluate_row(row: MeasuredRow, calibrations: Calibrations) -> EvaluatedRow:
         or calibration_of("vllm", calibrations)
     )
     default_efficiency = engine_efficiency(row.backend)
-    efficiency, first_token_s = default_efficiency, _FIRST_TOKEN_S
-    extrapolated: tuple[str, ...] = ()
+    efficiency, extrapolated = default_efficiency, tuple[str, ...]()
     if calibration is not None:
-        first_token_s = calibration.first_token_overhead_s
         efficiency = replace(calibration.efficiency, decode_tile=default_efficiency.decode_tile)
         extrapolated = calibration.beyond(_conditions(row))
     is_simulated = (
@@ -341,7 +337,7 @@ def _evaluate_row(row: MeasuredRow, calibrations: Calibrations) -> EvaluatedRow:
             name=row.name,
             kind=MeasurementKind.FIRST_TOKEN,
             measured_s=row.ttft_s,
-            predicted_s=ttft_s + first_token_s,
+            predicted_s=ttft_s + efficiency.first_token_s,
         ),
         tpot=Residual(
             name=row.name,
@@ -404,11 +400,13 @@ def _predict_simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float,
     """Mean latencies of the simulated engine, which schedules and fills memory as vLLM does."""
     recipe, shape = recipe_of(row), find_shape(row.model)
     loop = recipe.closed_loop(row)
+    block_tokens = shape.block_tokens(_BLOCK_SIZE_TOKENS, recipe.kv, row.tp)
     settings = V1Settings(
         timing=_roofline(row, efficiency),
-        kv_blocks=_memory_fit(row).kv_blocks(_BLOCK_SIZE_TOKENS),
-        kv_block_bytes=int(_BLOCK_SIZE_TOKENS * shape.kv_token_bytes(recipe.kv)),
-        block_size_tokens=_BLOCK_SIZE_TOKENS,
+        kv_blocks=_memory_fit(row).kv_blocks(block_tokens),
+        kv_block_bytes=max(1, round(shape.kv_bytes(block_tokens, recipe.kv))),
+        block_size_tokens=block_tokens,
+        request_blocks=shape.request_blocks(block_tokens, recipe.kv),
         max_running_requests=loop.max_running_requests,
         max_batched_tokens=loop.max_batched_tokens,
         prefix_caching=False,

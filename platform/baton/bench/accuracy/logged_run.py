@@ -15,6 +15,7 @@ from baton.domain.errors import TraceInvalid
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.model.engine_arguments import IRRELEVANT_ARGUMENTS
 from baton.perf.model.memory import MemoryModel
+from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepTiming
 from baton.simulator.outcome import mean, quantile
 from baton.simulator.single_engine import simulate_engine
@@ -39,6 +40,7 @@ _READ_ARGUMENTS = frozenset(
         "dtype",
         "quantization",
         "kv_cache_dtype",
+        "enable_expert_parallel",
     }
 )
 _DEFAULT_UTILIZATION = 0.9
@@ -54,7 +56,10 @@ class LoggedEngine:
     tp: int
     pp: int
     replicas: int
-    """Engines that shared the requests: vLLM's data parallelism."""
+    """Engines that shared the requests: vLLM's data parallelism. Those of a model with experts
+    share these, too, and step together."""
+    whole_experts: bool
+    """Whether a device has whole experts."""
     max_running_requests: int
     max_batched_tokens: int
     max_len_tokens: int | None
@@ -66,6 +71,10 @@ class LoggedEngine:
     """None for `auto`: as the activations."""
     not_modelled: tuple[str, ...] = ()
     """Other arguments, which may make a difference."""
+
+    def ranks(self, shape: ModelShape) -> int:
+        """Engines that step together: all where the model has experts, else each by itself."""
+        return self.replicas if shape.experts is not None else 1
 
 
 def read_engine(text: str, name: str) -> LoggedEngine:
@@ -89,14 +98,13 @@ def read_engine(text: str, name: str) -> LoggedEngine:
             name, 0, f"engine_kwargs.model is {model!r}, expected the name of a model"
         )
     counts = {key: _count(kwargs, key, name) for key in _DEFAULTS}
-    if kwargs.get("enable_expert_parallel") and counts["data_parallel_size"] > 1:
-        raise TraceInvalid(name, 0, "experts are shared between engines, which is not modelled")
     max_model_len = kwargs.get("max_model_len")
     return LoggedEngine(
         model=model,
         tp=counts["tensor_parallel_size"],
         pp=counts["pipeline_parallel_size"],
         replicas=counts["data_parallel_size"],
+        whole_experts=bool(kwargs.get("enable_expert_parallel")),
         max_running_requests=counts["max_num_seqs"],
         max_batched_tokens=counts["max_num_batched_tokens"],
         max_len_tokens=None
@@ -185,30 +193,35 @@ def replayed_latencies(
 ) -> Latencies:
     """Latencies of the same arrivals in simulated engines, which share them round robin.
 
-    Nothing is cached, because a log does not contain prompts.
+    Engines that share experts are simulated as one group, over whose ranks requests are spread
+    evenly. Nothing is cached, because a log does not contain prompts.
 
     Raises:
         InsufficientMemory: the model does not fit such devices.
     """
-    memory_fit = memory.fit(engine.tp, engine.pp)
+    shape, kv, ranks = memory.shape, memory.kv_dtype, engine.ranks(memory.shape)
+    memory_fit = memory.fit(engine.tp, engine.pp, ranks, ep=engine.whole_experts)
+    block_tokens = shape.block_tokens(engine.block_size_tokens, kv, engine.tp)
     settings = V1Settings(
         timing=timing,
-        kv_blocks=memory_fit.kv_blocks(engine.block_size_tokens),
-        kv_block_bytes=round(memory.shape.kv_bytes(engine.block_size_tokens, memory.kv_dtype)),
-        block_size_tokens=engine.block_size_tokens,
-        max_len_tokens=engine.max_len_tokens or memory.shape.max_len_tokens,
+        kv_blocks=memory_fit.rank_kv_tokens // block_tokens,
+        kv_block_bytes=max(1, round(shape.kv_bytes(block_tokens, kv))),
+        block_size_tokens=block_tokens,
+        request_blocks=shape.request_blocks(block_tokens, kv),
+        max_len_tokens=engine.max_len_tokens or shape.max_len_tokens,
         max_running_requests=engine.max_running_requests,
         max_batched_tokens=engine.max_batched_tokens,
         prefix_caching=False,
         pipeline_stages=engine.pp,
-    )
+    ).for_ranks(ranks)
+    groups = engine.replicas // ranks
     requests = [
         TraceRequest(request.at_s, request.prompt_tokens, request.output_tokens) for request in log
     ]
     outcomes = [
         outcome
-        for number in range(engine.replicas)
-        for outcome in simulate_engine(settings, requests[number :: engine.replicas])
+        for number in range(groups)
+        for outcome in simulate_engine(settings, requests[number::groups])
     ]
     return Latencies(
         ttfts_s=[outcome.ttft_s for outcome in outcomes if outcome.ok],

@@ -366,7 +366,12 @@ def _evaluate_log(args: _LogArgs) -> dict[str, object]:
         "log": str(path),
         "model": memory.shape.name,
         "accelerator": memory.accelerator.name,
-        "devices": {"tp": engine.tp, "pp": engine.pp, "replicas": engine.replicas},
+        "devices": {
+            "tp": engine.tp,
+            "pp": engine.pp,
+            "replicas": engine.replicas,
+            **({"ep": True} if engine.whole_experts else {}),
+        },
         "timing": "layer profile" if args.profile else "roofline",
         "requests": len(log),
         "skipped_lines": skipped,
@@ -463,13 +468,19 @@ def _memory(engine: LoggedEngine, args: _LogArgs) -> MemoryModel:
 def _timing(engine: LoggedEngine, memory: MemoryModel, profile: str | None) -> StepTiming:
     from baton.perf.steps.roofline import Roofline
 
+    ranks = engine.ranks(memory.shape)
     if profile is not None:
+        if ranks > 1:
+            reason = f"--profile has no times of {ranks} engines that share experts"
+            raise TraceUnusable(reason, "leave it out")
         return _profile(profile, memory.shape.layers)
     return Roofline(
         memory.shape,
         memory.accelerator,
         tp=engine.tp,
         pp=engine.pp,
+        dp=ranks,
+        ep=engine.tp * ranks if engine.whole_experts else 1,
         weights=memory.weights_dtype,
         kv=memory.kv_dtype,
     )

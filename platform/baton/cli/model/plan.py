@@ -42,6 +42,10 @@ _CLASS = typer.Option(
     metavar="NAME:KEY=VALUE,...",
     help="A class of requests with objectives of its own, as batch:ttft=10s,attainment=0.8.",
 )
+_RANKS = typer.Option(
+    help="Data-parallel sizes to compare with, of groups that share experts; 1 for none."
+    " [default for models with experts: powers of 2 within four nodes]"
+)
 _SPECULATE = typer.Option(
     "--speculate",
     metavar="ACCEPTANCE:TOKENS",
@@ -90,6 +94,7 @@ def plan(  # noqa: PLR0913 - each is an option
     ] = AUTO,
     tp: Annotated[str, typer.Option(help="Tensor parallel sizes to try.")] = "1,2,4,8",
     pp: Annotated[str, typer.Option(help="Pipeline parallel sizes to try.")] = "1",
+    dp: Annotated[str, _RANKS] = AUTO,
     calibration: CalibrationFiles = None,
     speculate: Annotated[str | None, _SPECULATE] = None,
     quantizations: Annotated[bool, _QUANTIZATIONS] = False,
@@ -150,6 +155,7 @@ def plan(  # noqa: PLR0913 - each is an option
         kv_dtype=kv_dtype,
         tensor=_parse_sizes(tp, "--tp"),
         pipeline=_parse_sizes(pp, "--pp"),
+        ranks=None if dp == AUTO else _parse_sizes(dp, "--dp"),
         calibration=tuple(calibration or ()),
         speculate=None if speculate is None else parse_speculation(speculate),
         quantizations=quantizations,

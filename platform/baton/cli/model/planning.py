@@ -16,11 +16,13 @@ from baton.bench.report import Curve, Evidence, Study, Table, Tradeoff
 from baton.cli.model.calibrate import LoadedCalibration, load_calibration
 from baton.cli.model.models import parse_dtype, read_model
 from baton.cli.model.planning_text import (
+    ONLY_GROUPS_FIT,
     PlanResult,
     answer_lines,
     candidate_rows,
     error_facts,
     facts,
+    group_lines,
     quantization_rows,
     sensitivity_rows,
     speculation_rows,
@@ -28,6 +30,7 @@ from baton.cli.model.planning_text import (
 from baton.cli.options import parse_seconds
 from baton.cli.traces import TraceUnusable, load_trace, make_workload
 from baton.config.write.render_plan import check_writable, render_plan
+from baton.domain.errors import InsufficientMemory
 from baton.perf.fitting.calibration import Conditions
 from baton.perf.fitting.error_bands import TimeErrors, calibrated_errors, shipped_errors
 from baton.perf.hardware.catalogue import find_accelerator
@@ -59,6 +62,8 @@ from baton.simulator.workloads.trace import Trace
 _WORKLOAD_RATE_PER_S = 10.0
 _WORKLOAD_S = 600.0
 """Length of a named workload that is drawn from: enough for conversations of several turns."""
+_NODES_OF_GROUP = 4
+_USUAL_NODE = 8
 _SAMPLED_REQUESTS = 200_000
 """Requests of a rate series, from which runs of some hundred are drawn."""
 _STAGES = {plan.STAGE: (0.0, 0.25), explore.STAGE: (0.25, 0.55), sensitivity.STAGE: (0.8, 0.2)}
@@ -113,6 +118,8 @@ class PlanArgs:
     kv_dtype: str
     tensor: tuple[int, ...]
     pipeline: tuple[int, ...]
+    ranks: tuple[int, ...] | None
+    """Data-parallel sizes; None: see `_rank_sizes`."""
     calibration: tuple[Path, ...]
     speculate: SpeculateArgs | None
     quantizations: bool
@@ -205,19 +212,68 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
     if args.write is not None:  # before minutes are spent on an unwritable plan
         check_writable(question, source=args.model, stored_dtype=stored.published)
     with _process_pool(args.processes) as run_all:
-        best_plan = plan.plan(
-            question, parallel_map=run_all, on_progress=lambda at: on_progress(_fraction(at))
-        )
+        best_plan, groups = _plan_both(args, question, run_all, on_progress)
         quantizations = (
             plan.plan_quantizations(question, parallel_map=run_all) if args.quantizations else ()
         )
     return PlanResult(
         plan=best_plan,
+        groups=groups,
         stored_dtype=stored.published,
         time_errors=_time_errors(best_plan, calibration),
         speculation=_speculation(args, best_plan),
         quantizations=quantizations,
     )
+
+
+def _plan_both(
+    args: PlanArgs,
+    question: PlanningProblem,
+    run_all: ParallelMap,
+    on_progress: Callable[[float], None],
+) -> tuple[Plan, Plan | None]:
+    """The answer, and that with data-parallel groups; the latter alone if nothing else fits.
+
+    Raises:
+        InsufficientMemory: nothing fits.
+    """
+    sizes = _rank_sizes(args, question)
+    plans = 1 + bool(sizes)
+
+    def plan_groups() -> Plan:
+        return plan.plan_groups(
+            question,
+            sizes,
+            parallel_map=run_all,
+            on_progress=lambda at: on_progress((1 + _fraction(at)) / plans),
+        )
+
+    try:
+        best_plan = plan.plan(
+            question,
+            parallel_map=run_all,
+            on_progress=lambda at: on_progress(_fraction(at) / plans),
+        )
+    except InsufficientMemory:
+        if not sizes:
+            raise
+        groups = plan_groups()
+        return replace(groups, verdict=f"{ONLY_GROUPS_FIT}: {groups.verdict}"), None
+    return best_plan, plan_groups() if sizes else None
+
+
+def _rank_sizes(args: PlanArgs, question: PlanningProblem) -> tuple[int, ...]:
+    """Sizes of groups to compare with; none for models without experts.
+
+    By default powers of 2 within four nodes, and within one where it is as large.
+    """
+    if question.model.experts is None:
+        return ()
+    if args.ranks is not None:
+        return tuple(size for size in args.ranks if size > 1)
+    devices = max(offer.accelerator.devices_per_node for offer in question.offers)
+    most = max(_NODES_OF_GROUP * min(devices, _USUAL_NODE), devices)
+    return tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
 
 
 def _speculation(args: PlanArgs, best_plan: Plan) -> Speculation | None:
@@ -336,7 +392,7 @@ def study_of(result: PlanResult, *, command: str) -> Study:
         evidence=Evidence.SIMULATED,
         command=command,
         facts=facts(best_plan) | error_facts(result),
-        answer=tuple(answer_lines(best_plan)),
+        answer=(*answer_lines(best_plan), *group_lines(result)),
         objectives=question.classes[0].objectives,
         target=question.classes[0].attainment,
         rate_curves=tuple(

@@ -11,13 +11,19 @@ from baton.cli.output import duration_text, table_lines
 from baton.domain.names.words import count_text
 from baton.perf.fitting.error_bands import TimeErrors
 from baton.perf.hardware.accelerators import Dtype
+from baton.planner.explore import cost
 from baton.planner.rates.trials import LatencyQuantiles
 from baton.planner.result import Candidate, Plan, Quantization, Sensitivity, Speculation
+from baton.planner.shapes.fleets import PlannedPool
 
 _SCHEMA = 1
 _MIN_SHARE = 0.01
 _ANSWERS_UNKNOWN = "what they do to answers is not modelled"
 _CHANGE = "carries"
+NOT_STARTABLE = (
+    "'baton up' starts no data-parallel group, whose ranks step together (vLLM does, of one pool)"
+)
+ONLY_GROUPS_FIT = f"only data-parallel groups fit; {NOT_STARTABLE}"
 _QUANTIZATION_COLUMNS = ("GPUs", "requests/s", _CHANGE, "per GPU", "TTFT p90", "TPOT p90")
 
 
@@ -27,6 +33,8 @@ class PlanResult:
 
     plan: Plan
     stored_dtype: Dtype | None
+    groups: Plan | None = None
+    """The answer with data-parallel groups, where these are compared with."""
     time_errors: Mapping[str, TimeErrors] = field(default_factory=dict)
     """By accelerator."""
     speculation: Speculation | None = None
@@ -93,7 +101,7 @@ def plan_lines(result: PlanResult) -> Iterator[str]:
     plan = result.plan
     answer, *reasons = answer_lines(plan)
     yield f"answer (simulated): {answer}"
-    yield from (f"  {line}" for line in reasons)
+    yield from (f"  {line}" for line in (*reasons, *group_lines(result)))
     if plan.candidates:
         yield ""
         yield f"fleets (simulated; best first{_ranking_reason(plan)}):"
@@ -134,6 +142,49 @@ def answer_lines(plan: Plan) -> Iterator[str]:
         yield from _best_lines(plan, plan.best)
 
 
+def group_lines(result: PlanResult) -> Iterator[str]:
+    """The best fleet with data-parallel groups, where it is better; a start of it is vLLM's."""
+    if result.groups is None:
+        return
+    best, question = result.groups.best, result.groups.question
+    sizes = ", ".join(map(str, question.space.data_parallel_sizes))
+    if best is None or not _is_better(best, result.plan):
+        yield f"no fleet with data-parallel groups (dp {sizes}, shared experts) is better"
+        return
+    price = best.fleet.price_per_hour
+    cost_text = "" if price is None else f", ${price:.2f} an hour"
+    yield (
+        f"better, but {NOT_STARTABLE}: {best.fleet.label}: {count_text(best.fleet.gpus, 'GPU')}"
+        f"{cost_text}, carries {best.rate_per_s:.3g} requests/s"
+    )
+    yield from (line for pool in best.fleet.pools for line in _argument_lines(pool))
+
+
+def _is_better(best: Candidate, plan: Plan) -> bool:
+    """Whether a fleet with groups is enough for less, or carries more for its cost."""
+    if all(pool.engine_shape.is_startable for pool in best.fleet.pools):
+        return False
+    other, question = plan.best, plan.question
+    if other is None:
+        return True
+    if question.demand is not None and best.meets_demand(question) != other.meets_demand(question):
+        return best.meets_demand(question)
+    costs = cost(best.fleet, question), cost(other.fleet, question)
+    if question.demand is not None and best.meets_demand(question):
+        return costs[0] < costs[1]
+    loads = best.load(question) / costs[0], other.load(question) / costs[1]
+    return loads[0] > loads[1] * (1 + question.effort.precision)
+
+
+def _argument_lines(pool: PlannedPool) -> Iterator[str]:
+    """A pool's split in vLLM's words, where it is not plain tensor parallelism."""
+    shape = pool.engine_shape
+    if not (shape.ep or shape.dp > 1):
+        return
+    devices = "" if shape.is_startable else f", {count_text(shape.gpus, 'GPU')} each"
+    yield f"  {pool.role}{devices}: vllm serve {shape.vllm_arguments}"
+
+
 def _ranking_reason(plan: Plan) -> str:
     """Why the first fleet does not carry most, where it does not."""
     best = plan.best
@@ -152,11 +203,13 @@ def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
     rate = None if demand is None else demand.rate_per_s
     yield f"take {fleet.label}: {count_text(fleet.gpus, 'GPU')}"
     for pool in fleet.pools:
-        settings = pool.engine_shape.settings
+        shape, settings = pool.engine_shape, pool.engine_shape.settings
+        rank = " of a rank" if shape.dp > 1 else ""
         yield (
-            f"  {pool.role}: steps of at most {settings.max_batched_tokens} tokens, KV cache of"
+            f"  {pool.role}: steps of at most {shape.chunk_tokens} tokens{rank}, KV cache of"
             f" {settings.kv_blocks * settings.block_size_tokens:,} tokens each"
         )
+        yield from _argument_lines(pool)
     carried_text = f"carries {best.rate_per_s:.3g} requests/s"
     if users is not None and demand is not None and demand.answer_s is not None:
         verb = "send" if plan.meets_rate else "would send"
@@ -180,9 +233,9 @@ def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
             f"there, {trial.attainment:.1%} meet the objectives: TTFT {_spread_text(trial.ttft)},"
             f" TPOT {_spread_text(trial.tpot)}"
         )
-    cost = best.cost_per_million_tokens(rate)
-    if fleet.price_per_hour is not None and cost is not None:
-        yield f"costs ${fleet.price_per_hour:.2f} an hour, ${cost:.2f} per million output tokens"
+    price, token_cost = fleet.price_per_hour, best.cost_per_million_tokens(rate)
+    if price is not None and token_cost is not None:
+        yield f"costs ${price:.2f} an hour, ${token_cost:.2f} per million output tokens"
     if plan.bottleneck is not None:
         yield f"what binds: {plan.bottleneck.constraint}: {plan.bottleneck.reason}"
     if best.simulated_fleet is not best.fleet:
@@ -208,7 +261,7 @@ def candidate_rows(plan: Plan) -> list[dict[str, str]]:
 
 def _candidate_row(candidate: Candidate, plan: Plan) -> dict[str, str]:
     trial = candidate.best_trial
-    cost = candidate.cost_per_million_tokens(plan.question.rate_of_demand(candidate.answer_s))
+    dollars = candidate.cost_per_million_tokens(plan.question.rate_of_demand(candidate.answer_s))
     return {
         "kind": str(candidate.fleet.kind),
         "fleet": candidate.fleet.label,
@@ -218,7 +271,7 @@ def _candidate_row(candidate: Candidate, plan: Plan) -> dict[str, str]:
         "tokens/s/GPU": "-" if trial is None else f"{candidate.tokens_per_s_per_gpu(trial):.0f}",
         "TTFT p90": "-" if trial is None else duration_text(trial.ttft.p90_s),
         "TPOT p90": "-" if trial is None else duration_text(trial.tpot.p90_s),
-        "$/M tokens": "-" if cost is None else f"{cost:.2f}",
+        "$/M tokens": "-" if dollars is None else f"{dollars:.2f}",
     }
 
 
@@ -346,6 +399,13 @@ def plan_json(result: PlanResult) -> dict[str, object]:
             for unreachable_objective in plan.unreachable_objectives
         ],
         "error_bands": {name: errors.to_dict() for name, errors in result.time_errors.items()},
+        "data_parallel_groups": None
+        if result.groups is None or result.groups.best is None
+        else {
+            "better": _is_better(result.groups.best, plan),
+            "startable": False,
+            "best": _candidate_json(result.groups.best, result.groups),
+        },
         "speculation": None if result.speculation is None else asdict(result.speculation),
         "quantizations": [_quantization_json(item) for item in result.quantizations],
         "left_out": [asdict(rejected_shape) for rejected_shape in plan.rejected_shapes],
@@ -376,6 +436,8 @@ def _candidate_json(candidate: Candidate, plan: Plan) -> dict[str, object]:
                 "accelerator": pool.engine_shape.accelerator.name,
                 "tp": pool.engine_shape.tp,
                 "pp": pool.engine_shape.pp,
+                "dp": pool.engine_shape.dp,
+                "ep": pool.engine_shape.ep,
                 "max_num_batched_tokens": pool.engine_shape.chunk_tokens,
             }
             for pool in candidate.fleet.pools

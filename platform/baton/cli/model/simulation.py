@@ -229,20 +229,22 @@ def _load_config(args: SimulateArgs, changes: Sequence[str]) -> LoadedConfig:
     """
     sets = [*args.sets, *changes]
     try:
-        return load_config(args.files, env=args.environ, sets=sets)
+        return load_config(args.files, env=args.environ, sets=sets, for_simulation=True)
     except ConfigInvalid as error:
         undecided = [line for line in error.problems if "cannot decide about" in line]
         has_disaggregate = any(change.startswith("router.disaggregate=") for change in changes)
         if changes and undecided == list(error.problems) and not has_disaggregate:
             sets.append("router.disaggregate=always")
-            return load_config(args.files, env=args.environ, sets=sets)
+            return load_config(args.files, env=args.environ, sets=sets, for_simulation=True)
         raise _error_for_variant(error, ",".join(changes)) from error
 
 
 def _override_paths(args: SimulateArgs, change: str) -> list[str]:
     """A change as `--set` takes it."""
     if change == COLOCATED:
-        pools = load_config(args.files, env=args.environ, sets=args.sets).config.pools
+        pools = load_config(
+            args.files, env=args.environ, sets=args.sets, for_simulation=True
+        ).config.pools
         return ["router.disaggregate=never", *(f"pools.{name}.role=mixed" for name in pools)]
     key, equals, value = change.partition("=")
     if not equals or not key or not value:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from baton.cli.model.calibrate import LoadedCalibration, load_calibration
 from baton.cli.model.models import AUTO, parse_dtype, read_model
-from baton.cli.options import JsonFlag, Output, resolve_format
+from baton.cli.options import CalibrationFiles, JsonFlag, Output, resolve_format
 from baton.cli.output import OutputFormat, duration_text, print_report, report_errors
 from baton.domain.errors import InsufficientMemory
 from baton.domain.names.words import count_text
 
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
+    from baton.perf.fitting.error_bands import TimeErrors
     from baton.perf.model.memory import MemoryModel
     from baton.perf.step_timing import StepTiming
 
@@ -32,7 +34,10 @@ class Question:
     memory: MemoryModel
     tp: int
     pp: int
+    dp: int = 1
+    ep: bool = False
     context_tokens: int
+    calibration: LoadedCalibration | None = None
 
 
 _MODEL = typer.Argument(help="A hub id, or the path of a config.json or of its folder.")
@@ -46,6 +51,10 @@ _UTILIZATION = typer.Option(
     "--utilization", min=0.01, max=1.0, help="The share of the memory that the engine may use."
 )
 _RUNNING = typer.Option("--max-num-seqs", min=1, help="Limit of requests that run at once.")
+_RANKS = typer.Option(
+    "--dp", min=1, help="Data-parallel ranks, which share experts; no deployment starts them."
+)
+_EXPERTS = typer.Option("--ep", help="Whole experts on each device (expert parallelism).")
 _BATCHED = typer.Option("--max-num-batched-tokens", min=1, help="Limit of tokens in a step.")
 
 
@@ -61,6 +70,9 @@ def size(  # noqa: PLR0913 - each is an option
     utilization: Annotated[float, _UTILIZATION] = 0.9,
     max_num_seqs: Annotated[int, _RUNNING] = 256,
     max_num_batched_tokens: Annotated[int, _BATCHED] = 8192,
+    dp: Annotated[int, _RANKS] = 1,
+    ep: Annotated[bool, _EXPERTS] = False,
+    calibration: CalibrationFiles = None,
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
@@ -76,7 +88,13 @@ def size(  # noqa: PLR0913 - each is an option
             max_batched_tokens=max_num_batched_tokens,
             max_running_requests=max_num_seqs,
         )
-        _print_size(_question(memory, tp=tp, pp=pp, context_tokens=context), output)
+        question = replace(
+            _question(memory, tp=tp, pp=pp, context_tokens=context),
+            dp=dp,
+            ep=ep,
+            calibration=load_calibration(tuple(calibration or ())),
+        )
+        _print_size(question, output)
 
 
 def _print_size(question: Question, output: OutputFormat) -> None:
@@ -135,10 +153,8 @@ def size_report(question: Question) -> dict[str, object]:
     Raises:
         InsufficientMemory: there is too little memory.
     """
-    from baton.perf.fitting.error_bands import shipped_errors  # here: keeps --help fast
-
     memory = question.memory
-    memory_fit = memory.fit(question.tp, question.pp)
+    memory_fit = memory.fit(question.tp, question.pp, question.dp, ep=question.ep)
     smallest = next(memory.fits(_MAX_DEVICES_PER_REPLICA), memory_fit)
     concurrent_requests = memory_fit.concurrent_requests(question.context_tokens)
     return {
@@ -161,14 +177,29 @@ def size_report(question: Question) -> dict[str, object]:
         "context_tokens": question.context_tokens,
         "concurrent_requests": concurrent_requests,
         "seconds": _timings(question, concurrent_requests),
-        "error_bands": shipped_errors(
-            memory.accelerator.name, has_experts=memory.shape.experts is not None
-        ).to_dict(),
+        "error_bands": _errors(question).to_dict(),
         "smallest": _split((smallest.split.tp, smallest.split.pp)),
         "max_running_requests": memory.max_running_requests,
         "for_all_running": _for_all_running(question),
         "for_all_running_without_gqa": _without_gqa(question),
     }
+
+
+def _errors(question: Question) -> TimeErrors:
+    """The error bands of predicted times."""
+    from baton.perf.fitting.calibration import Conditions
+    from baton.perf.fitting.error_bands import calibrated_errors, shipped_errors
+
+    memory, calibration = question.memory, question.calibration
+    if calibration is None:
+        has_experts = memory.shape.experts is not None
+        return shipped_errors(memory.accelerator.name, has_experts=has_experts)
+    conditions = Conditions(
+        prompt_tokens=question.context_tokens,
+        context_tokens=question.context_tokens,
+        devices=question.tp * question.dp * question.pp,
+    )
+    return calibrated_errors(calibration.fit, name=calibration.name, conditions=[conditions])
 
 
 def _inputs(question: Question) -> dict[str, object]:
@@ -178,6 +209,8 @@ def _inputs(question: Question) -> dict[str, object]:
         "accelerator": memory.accelerator.name,
         "tp": question.tp,
         "pp": question.pp,
+        **({"dp": question.dp} if question.dp > 1 else {}),
+        **({"ep": True} if question.ep else {}),
         "weights": memory.weights_label,
         "kv": str(memory.kv_dtype),
     }
@@ -231,6 +264,7 @@ def _without_gqa(question: Question) -> dict[str, object] | None:
 
 def _timings(question: Question, concurrent_requests: float) -> dict[str, object]:
     """Seconds of a prefill alone, and of decode steps for one request and for all."""
+    from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY
     from baton.perf.step_timing import StepBatch
     from baton.perf.steps.roofline import Roofline
 
@@ -240,6 +274,11 @@ def _timings(question: Question, concurrent_requests: float) -> dict[str, object
         memory.accelerator,
         tp=question.tp,
         pp=question.pp,
+        dp=question.dp,
+        ep=question.tp * question.dp if question.ep else 1,
+        efficiency=DEFAULT_EFFICIENCY
+        if question.calibration is None
+        else question.calibration.fit.efficiency,
         weights=memory.weights_dtype,
         kv=memory.kv_dtype,
     )
@@ -248,7 +287,8 @@ def _timings(question: Question, concurrent_requests: float) -> dict[str, object
         batch = StepBatch(decode_requests=requests, decode_context_tokens=requests * context)
         return roofline.step_s(batch)
 
-    running = max(1, min(int(concurrent_requests), memory.max_running_requests))
+    most = question.dp * memory.max_running_requests
+    running = max(1, min(int(concurrent_requests), most))
     return {
         "prefill_s": prefill_s(roofline, context, memory.max_batched_tokens),
         "decode_step_s": decode_s(1),
@@ -339,7 +379,10 @@ def _gigabytes(count_bytes: float) -> str:
 def _split_text(split: object) -> str:
     if not isinstance(split, Mapping):
         return f"none up to {_MAX_DEVICES_PER_REPLICA} devices"
-    return f"{split['tp'] * split['pp']} (tp {split['tp']}, pp {split['pp']})"
+    ranks = f", dp {split['dp']}" if "dp" in split else ""
+    experts = ", ep" if "ep" in split else ""
+    devices = split["tp"] * split["pp"] * split.get("dp", 1)
+    return f"{devices} (tp {split['tp']}, pp {split['pp']}{ranks}{experts})"
 
 
 def _timings_text(seconds: Mapping[str, float], context: str) -> dict[str, str]:

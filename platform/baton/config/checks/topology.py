@@ -75,7 +75,7 @@ _CONFIG_KEYS: Mapping[str, str] = {
     "tensor_parallel_size": "parallel.tp of the pool",
     "pipeline_parallel_size": "parallel.pp of the pool",
     "enable_expert_parallel": "parallel.ep of the pool",
-    "data_parallel_size": "replicas of the pool",
+    "data_parallel_size": "parallel.dp of the pool (simulated only), or its replicas",
     "kv_transfer_config": "transfer",
     "kv_events_config": "router.index",
     "kv_offloading_size": "engine.offload.host_memory",
@@ -108,13 +108,17 @@ _SETTING_NAME = re.compile(r"\w+(?==)")
 """A setting in an expected value, such as `max_running_requests=256`."""
 
 
-def check_config(root: Section, builder: Builder) -> Iterator[Finding]:
-    """All errors between keys."""
+def check_config(
+    root: Section, builder: Builder, *, for_simulation: bool = False
+) -> Iterator[Finding]:
+    """All errors between keys; `for_simulation` accepts what no deployment starts."""
     context = CheckContext(builder, *(_names(root, key) for key in ("models", "pools", "tenants")))
     yield from _check_pool_names(context)
     for name, pool in context.pools().items():
         yield from _check_replica_counts(context, name)
         yield from _check_pool(context, name, pool)
+        if not for_simulation:
+            yield from _check_ranks(context, name, pool.parallel)
     for owner in [("models", name) for name in context.model_names]:
         yield from _check_engine(context, owner)
     for name, model in context.models().items():
@@ -159,6 +163,7 @@ def _check_replica_counts(context: CheckContext, pool: str) -> Iterator[Finding]
 
 def _check_pool(context: CheckContext, name: str, pool: PoolConfig) -> Iterator[Finding]:
     path, workers = ("pools", name), pool.parallel.workers
+    product = "tp x pp" if pool.parallel.dp == 1 else "tp x pp x dp"
     if pool.model not in context.model_names:
         suggestion = did_you_mean(pool.model, context.model_names)
         known_models = f", expected one of {', '.join(context.model_names)}"
@@ -177,7 +182,7 @@ def _check_pool(context: CheckContext, name: str, pool: PoolConfig) -> Iterator[
     elif pool.resources.gpus not in {0, workers}:
         fraction_hint = ", or a part of one, as 0.5" if workers == 1 else ""
         message = (
-            f"got {pool.resources.gpus:g}, expected tp x pp = {workers} (or 0: no"
+            f"got {pool.resources.gpus:g}, expected {product} = {workers} (or 0: no"
             f" GPU{fraction_hint})"
         )
         yield context.finding((*path, "resources", "gpus"), message)
@@ -191,6 +196,15 @@ def _check_pool(context: CheckContext, name: str, pool: PoolConfig) -> Iterator[
         yield context.finding((*path, "placement", "max_per_node"), message)
     yield from _check_offload(context, path, pool)
     yield from _check_max_num_batched_tokens_while_decoding(context, path, pool.engine)
+
+
+def _check_ranks(context: CheckContext, pool: str, parallel: Parallel) -> Iterator[Finding]:
+    if parallel.dp > 1:
+        message = (
+            f"got {parallel.dp}, expected 1: no deployment starts data-parallel groups, only"
+            " 'baton simulate' takes them; set replicas"
+        )
+        yield context.finding(("pools", pool, "parallel", "dp"), message)
 
 
 def _check_shared_gpu(context: CheckContext, path: Path, pool: PoolConfig) -> Iterator[Finding]:

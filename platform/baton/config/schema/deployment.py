@@ -253,8 +253,8 @@ class Resources:
     cpus: Annotated[float, NotNegative] = 1.0
     """CPU cores, as Ray counts them."""
     gpus: Annotated[float, NotNegative] = 0.0
-    """GPUs of one replica: `tp` times `pp`, one per worker, or 0. A single worker may also take a
-    part of a GPU, as 0.5, and share it with others."""
+    """GPUs of one replica: `tp` times `pp` times `dp`, one per worker, or 0. A single worker may
+    also take a part of a GPU, as 0.5, and share it with others."""
     accelerator: str | None = None
     """Ray's accelerator type, e.g. H100."""
     price_per_hour: Annotated[float | None, NotNegative] = None
@@ -273,13 +273,16 @@ class Parallel:
     """Tensor parallelism: workers that share each layer."""
     pp: Annotated[int, Workers] = 1
     """Pipeline parallelism: groups of workers with some layers each."""
+    dp: Annotated[int, Workers] = 1
+    """Data parallelism: ranks with requests of their own, which share experts and step together.
+    Only `baton simulate` takes more than 1."""
     ep: bool = False
     """Whole experts on each worker, instead of a slice of all of them (mixture of experts only)."""
 
     @property
     def workers(self) -> int:
         """Engine workers of one replica."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

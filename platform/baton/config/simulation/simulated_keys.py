@@ -91,11 +91,7 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
         "pools.*.resources.price_per_hour", _IRRELEVANT, "reports count devices, and no money"
     ),
     KeyTreatment("pools.*.resources.*", _IRRELEVANT, _ALWAYS_PLACED),
-    KeyTreatment(
-        "pools.*.parallel.ep",
-        _NOT_SIMULATED,
-        "Expert parallelism is not simulated: experts are taken to be split as other layers are",
-    ),
+    KeyTreatment("pools.*.parallel.*", _IRRELEVANT, "a simulated engine has one worker", _SIM),
     KeyTreatment("pools.*.parallel.*", _MODELLED),
     KeyTreatment(
         "pools.*.placement.**",

@@ -384,18 +384,22 @@ def _model_engine(
         device,
         tp=parallel.tp,
         pp=parallel.pp,
+        dp=parallel.dp,
+        ep=parallel.ep,
         weights=weights,
         kv=kv,
         utilization=engine.gpu_memory_utilization or GPU_MEMORY_UTILIZATION,
         max_batched_tokens=max_batched_tokens,
         max_running_requests=max_running_requests,
     )
-    v1_settings = V1Settings(
+    rank = V1Settings(
         timing=Roofline(
             shape,
             device,
             tp=parallel.tp,
             pp=parallel.pp,
+            dp=parallel.dp,
+            ep=parallel.tp * parallel.dp if parallel.ep else 1,
             weights=weights,
             kv=kv,
             efficiency=efficiency,
@@ -410,14 +414,17 @@ def _model_engine(
         max_batched_tokens_while_decoding=engine.max_num_batched_tokens_while_decoding,
         prefix_caching=engine.prefix_caching,
         pipeline_stages=parallel.pp,
+        first_token_s=efficiency.first_token_s,
         lease_s=transfer.lease_s,
-        transfer_bytes_per_s=device.network_bytes_per_s * parallel.workers,
+        transfer_bytes_per_s=device.network_bytes_per_s * parallel.tp * parallel.pp,
         max_pulls=transfer.max_concurrent_pulls or _UNLIMITED_PULLS,
         layout=f"{shape.name}/{kv}/{block_tokens}",
     )
     parallelism = f", TP {parallel.tp}, PP {parallel.pp}" if parallel.workers > 1 else ""
+    parallelism += f", DP {parallel.dp}" if parallel.dp > 1 else ""
+    parallelism += ", whole experts on each GPU" if parallel.ep else ""
     return _EngineModel(
-        settings=v1_settings,
+        settings=rank.for_ranks(parallel.dp),
         description=f"{device.name}{parallelism}, {weights} weights, {kv} KV cache",
         modelled=ModelledEngine(
             accelerator=device.name,
@@ -471,8 +478,8 @@ def _to_perf_dtype(dtype: ModelDtype) -> Dtype | None:
 
 
 def _kv_blocks(memory_fit: MemoryFit, engine: EngineConfig, block_tokens: int) -> int:
-    """KV blocks of the replica: all memory that remains, or the configured part of it."""
-    blocks = memory_fit.kv_blocks(block_tokens)
+    """KV blocks of a rank: all memory that remains, or the configured part of it."""
+    blocks = memory_fit.rank_kv_tokens // block_tokens
     if engine.kv_cache_bytes is None:
         return blocks
     return max(1, int(blocks * engine.kv_cache_bytes / memory_fit.kv_bytes))
@@ -493,6 +500,12 @@ def _notes(config: DeploymentConfig) -> Iterable[str]:
     if EngineKind.SIM in kinds:
         yield "Engines are as fast as the configuration says, which is no statement about hardware."
     yield from unsimulated_notes(config)
+    groups = [f"pools.{name}" for name, pool in config.pools.items() if pool.parallel.dp > 1]
+    if groups:
+        yield (
+            "No deployment starts data-parallel groups; requests are taken to be spread evenly over"
+            f" their ranks ({', '.join(groups)})."
+        )
 
 
 def _left_out_notes(config: DeploymentConfig, model_config: Path | None) -> Iterable[str]:

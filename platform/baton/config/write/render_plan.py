@@ -42,6 +42,13 @@ def render_plan(
         OperatorError: no configuration can express it.
     """
     check_writable(plan.question, source=source, stored_dtype=stored_dtype)
+    for pool in candidate.fleet.pools:
+        if not pool.engine_shape.is_startable:
+            raise OperatorError(
+                f"pool {pool.role}: got a data-parallel group ({pool.engine_shape.label}), which no"
+                " deployment starts",
+                f"start it as 'vllm serve {pool.engine_shape.vllm_arguments}', or plan with --dp 1",
+            )
     return "\n".join(_lines(plan, candidate, source=source, stored_dtype=stored_dtype)) + "\n"
 
 
@@ -201,7 +208,8 @@ def _pool_lines(pool: PlannedPool) -> Iterator[str]:
     yield f"    role: {pool.role}"
     yield f"    replicas: {{min: 1, initial: {pool.replicas}, max: {pool.replicas}}}"
     yield f"    resources: {{cpus: {_REPLICA_CPUS}, gpus: {gpus}{accelerator_text}}}"
-    yield f"    parallel: {{tp: {engine_shape.tp}, pp: {engine_shape.pp}}}"
+    experts = ", ep: true" if engine_shape.ep else ""
+    yield f"    parallel: {{tp: {engine_shape.tp}, pp: {engine_shape.pp}{experts}}}"
     yield f"    engine: {{max_num_batched_tokens: {engine_shape.chunk_tokens}}}"
 
 

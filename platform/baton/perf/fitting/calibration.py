@@ -153,11 +153,15 @@ class Calibration:
     """Result of a fit."""
 
     efficiency: Efficiency
-    first_token_overhead_s: float
-    """Between an engine's first token and its client, outside all steps."""
+    """With the fitted `first_token_s`."""
     residuals: tuple[Residual, ...]
     min_conditions: Conditions
     max_conditions: Conditions
+
+    @property
+    def first_token_overhead_s(self) -> float:
+        """Between an engine's first token and its client, outside all steps."""
+        return self.efficiency.first_token_s
 
     def error(self, kind: MeasurementKind) -> ErrorStats:
         """Over the fitted rows of a kind."""
@@ -228,8 +232,7 @@ def _build_calibration(
 ) -> Calibration:
     conditions = [row.conditions for row in rows]
     return Calibration(
-        efficiency=efficiency,
-        first_token_overhead_s=first_token_overhead_s,
+        efficiency=replace(efficiency, first_token_s=first_token_overhead_s),
         residuals=tuple(_residual(row, first_token_overhead_s) for row in rows),
         min_conditions=Conditions(*(min(column) for column in zip(*conditions, strict=True))),
         max_conditions=Conditions(*(max(column) for column in zip(*conditions, strict=True))),

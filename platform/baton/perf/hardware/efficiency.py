@@ -128,6 +128,9 @@ class Efficiency:
     decode_compute: float = 0.43
     """Share of the rated operations per second of decode attention. Its tiles hold 64 queries of
     one key head, mostly unused. Source: tables above; the limit of FP8 caches on H200."""
+    first_token_s: float = 15.5e-3
+    """From an engine's first token to its client, outside all steps; later tokens come as much
+    later. A calibration fits it anew."""
     decode_tile: int = 64
     """Source: FlashAttention-3 (2407.08608) §3: a warpgroup's matrix instruction takes 64 rows."""
 

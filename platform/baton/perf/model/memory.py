@@ -40,35 +40,58 @@ cumulative sum. Source: the tensors alive in vLLM's `v1/sample/ops/topk_topp_sam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSplit:
-    """A model over `tp` x `pp` devices.
+    """A model over `tp` x `dp` x `pp` devices.
 
     Theory of operation. Tensor parallelism splits queries, outputs, feed-forwards and experts
     evenly. It splits keys and values among at most as many devices as KV heads; further devices
     hold copies. It does not split the compressed part of latent attention. Embeddings and output
     are split by vocabulary. Pipeline parallelism splits the layers into stages: the first has the
-    embeddings, the last the output.
+    embeddings, the last the output. Each of `dp` ranks has all but the routed experts, which all
+    ranks share, and keys and values of its own requests.
 
-    Source: Megatron-LM (1909.08053) §3; vLLM `distributed/utils.py` (get_pp_indices) and the
-    parallel layers of `model_executor/layers/linear.py`.
+    Source: Megatron-LM (1909.08053) §3; vLLM `distributed/utils.py` (get_pp_indices), the parallel
+    layers of `model_executor/layers/linear.py`, and `layers/fused_moe/config.py`
+    (flatten_tp_across_dp_and_pcp) and `expert_map_manager.py`.
     """
 
     shape: ModelShape
     tp: int = 1
     pp: int = 1
+    dp: int = 1
+    """Ranks with requests of their own."""
+    ep: bool = False
+    """Whether a device has whole experts, instead of a slice of each."""
 
     def __post_init__(self) -> None:
-        if self.tp < 1 or self.pp < 1:
+        if min(self.tp, self.pp, self.dp) < 1:
             raise ValueError(
-                f"{self.shape.name}: got tp {self.tp}, pp {self.pp}, expected 1 or more"
+                f"{self.shape.name}: got tp {self.tp}, pp {self.pp}, dp {self.dp}, expected 1 or"
+                " more"
             )
+
+    @property
+    def devices(self) -> int:
+        """Of all ranks and stages."""
+        return self.tp * self.dp * self.pp
+
+    @property
+    def label(self) -> str:
+        """As "tp 8, pp 1", with "dp 2" and "ep" where there are such."""
+        ranks = f", dp {self.dp}" if self.dp > 1 else ""
+        return f"tp {self.tp}, pp {self.pp}{ranks}{', ep' if self.ep else ''}"
 
     @property
     def is_valid(self) -> bool:
         """Whether engines accept it: whole query heads on each device, a layer in each stage.
 
-        KV heads must divide the number of devices, or be divisible by it.
+        KV heads must divide the number of devices, or be divisible by it. Ranks share experts, an
+        expert for each device at least.
         """
         if self.shape.heads % self.tp or self.pp > self.shape.layers:
+            return False
+        experts = self.shape.experts
+        shares_experts = self.dp > 1 or self.ep
+        if shares_experts and (experts is None or (self.ep and experts.count < self._sharers)):
             return False
         attentions = (layer.attention for layer in self.shape.layer_counts())
         return all(
@@ -119,10 +142,20 @@ class ModelSplit:
             for part, parameters in self.shape.part_parameters(layer).items()
         )
 
+    @property
+    def _sharers(self) -> int:
+        """Devices of a stage that share its routed experts."""
+        return self.tp * self.dp
+
     def _share(self, part: Part, attention: Attention | None) -> float:
         """Of a part of a layer on one device."""
         if part in _COPIED_PARTS:
             return 1.0
+        if part is Part.EXPERTS:
+            experts = self.shape.experts
+            if self.ep and experts is not None:
+                return -(-experts.count // self._sharers) / experts.count
+            return 1.0 / self._sharers
         if part is Part.KEY_VALUE and attention is not None:
             is_copied = attention.latent or attention.compression
             return 1.0 if is_copied else attention.kv_share(self.tp)
@@ -165,14 +198,16 @@ class ModelSplit:
     # ------------------------------------------------------------------ activations
 
     def activation_bytes(self, tokens: int) -> float:
-        """Activations of a step of `tokens` at the peak, on one device, in 16 bits.
+        """Activations of a step of `tokens` of a rank at the peak, on one device, in 16 bits.
 
         They are the hidden state, the residual, and inputs and outputs of the widest part of a
         layer. A gated feed-forward has both halves and their product, attention has queries, keys
-        and values. Experts have each token once per chosen expert.
+        and values. Experts have each token of all ranks, gathered, once per chosen expert; devices
+        with whole experts do so, too.
 
         Source: vLLM 0.6.4 with Llama 3.1 8B held 92 and 98 kB per token of 20,000 and 29,000
-        (vllm-project/vllm issue 10517); this function gives 102.
+        (vllm-project/vllm issue 10517); this function gives 102. Of experts: vLLM 0.32,
+        `fused_moe/experts/triton_moe.py`, `workspace_shapes`.
         """
         shape = self.shape
         ffn_elements = (3 if shape.gated_ffn else 2) * shape.ffn_width / self.tp
@@ -180,8 +215,9 @@ class ModelSplit:
         attention_elements = 2 * heads + 2 * self._kv_heads * shape.head_dim
         expert_elements = 0.0
         if shape.experts:
-            width = shape.experts.width / self.tp
-            expert_elements = shape.experts.active * (max(2 * width, shape.hidden) + width)
+            width = shape.experts.width / (1 if self.ep else self._sharers)
+            chosen = shape.experts.active * self.dp
+            expert_elements = chosen * (max(2 * width, shape.hidden) + width)
             ffn_elements = ffn_elements if shape.experts.dense_layers else 0.0
         peak_elements = max(ffn_elements, attention_elements, expert_elements)
         return tokens * (2 * shape.hidden + peak_elements) * DTYPE_BYTES[Dtype.BF16]
@@ -209,11 +245,16 @@ class MemoryFit:
     state_bytes: float
     """Of one request's states on that device; 0 for most models."""
     kv_tokens: int
-    """Of the whole replica, without states; windowed layers count in full."""
+    """Of the whole replica, all its ranks, without states; windowed layers count in full."""
 
     def kv_blocks(self, block_size_tokens: int) -> int:
         """Whole blocks of this size in the replica."""
         return self.kv_tokens // block_size_tokens
+
+    @property
+    def rank_kv_tokens(self) -> int:
+        """Of one rank, which has all of a request."""
+        return self.kv_tokens // self.split.dp
 
     def has_room_for(self, tokens: int) -> bool:
         """Whether one request of `tokens` has room; windowed layers count in full."""
@@ -256,13 +297,13 @@ class MemoryModel:
         is_published = stored is not None and stored.dtype is self.weights_dtype
         return stored.label if is_published and stored else str(self.weights_dtype)
 
-    def fit(self, tp: int, pp: int) -> MemoryFit:
-        """Use of the memory of a replica of `tp` x `pp` devices.
+    def fit(self, tp: int, pp: int, dp: int = 1, *, ep: bool = False) -> MemoryFit:
+        """Use of the memory of a replica of `tp` x `dp` x `pp` devices.
 
         Raises:
             InsufficientMemory: memory is too small, or the model cannot be split like this.
         """
-        split = ModelSplit(shape=self.shape, tp=tp, pp=pp)
+        split = ModelSplit(shape=self.shape, tp=tp, pp=pp, dp=dp, ep=ep)
         if not split.is_valid:
             raise self._cannot_split(split)
         memory_fit = self._at_tightest_stage(split)
@@ -307,8 +348,9 @@ class MemoryModel:
             # Sampling starts after the layers have freed their activations.
             sampler_bytes = split.sampler_bytes(self.max_running_requests)
             activation_bytes = max(activation_bytes, sampler_bytes)
-        devices = split.tp * split.pp
-        runtime_bytes = _RUNTIME_BYTES + _COLLECTIVES_BYTES.get(devices, _MANY_COLLECTIVES_BYTES)
+        runtime_bytes = _RUNTIME_BYTES + _COLLECTIVES_BYTES.get(
+            split.devices, _MANY_COLLECTIVES_BYTES
+        )
         kv_bytes = usable_bytes - weights_bytes - activation_bytes - runtime_bytes
         token_bytes = split.stage_token_bytes(stage, self.kv_dtype)
         state_bytes = split.stage_state_bytes(stage)
@@ -322,7 +364,7 @@ class MemoryModel:
             kv_bytes=kv_bytes,
             kv_token_bytes=token_bytes,
             state_bytes=state_bytes,
-            kv_tokens=_tokens(kv_bytes, token_bytes),
+            kv_tokens=split.dp * _tokens(kv_bytes, token_bytes),
         )
 
     # ------------------------------------------------------------------ when it does not fit
@@ -338,7 +380,7 @@ class MemoryModel:
         over_bytes = needed_bytes - memory_fit.usable_bytes
         split, device = memory_fit.split, self.accelerator
         return self._misfit_error(
-            f"{self.shape.name} at tp {split.tp}, pp {split.pp} does not fit {device.name}:"
+            f"{self.shape.name} at {split.label} does not fit {device.name}:"
             f" with its {term} it needs {needed_bytes / 1e9:.2f} GB of each device, of which"
             f" {memory_fit.usable_bytes / 1e9:.2f} GB are usable: {over_bytes / 1e9:.2f} GB too"
             " much",
@@ -366,12 +408,15 @@ class MemoryModel:
 
     def _cannot_split(self, split: ModelSplit) -> InsufficientMemory:
         shape = self.shape
-        return self._misfit_error(
-            f"{shape.name}: {shape.heads} heads ({shape.kv_heads} of keys and values) and"
-            f" {shape.layers} layers cannot be split as tp {split.tp}, pp {split.pp}",
-            "heads and layers",
-            0.0,
-        )
+        if shape.experts is None and (split.dp > 1 or split.ep):
+            reason, term = f"there are no experts to share at {split.label}", "experts"
+        else:
+            counts = f"{shape.heads} heads ({shape.kv_heads} of keys and values)"
+            if split.ep and shape.experts is not None:
+                counts += f", {shape.experts.count} experts"
+            reason = f"{counts} and {shape.layers} layers cannot be split as {split.label}"
+            term = "heads and layers"
+        return self._misfit_error(f"{shape.name}: {reason}", term, 0.0)
 
     def _misfit_error(self, reason: str, term: str, over_bytes: float) -> InsufficientMemory:
         smallest = self._smallest_split()
@@ -402,6 +447,8 @@ def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
     *,
     tp: int = 1,
     pp: int = 1,
+    dp: int = 1,
+    ep: bool = False,
     weights: Dtype = Dtype.BF16,
     kv: Dtype = Dtype.BF16,
     utilization: float = 0.9,
@@ -422,7 +469,7 @@ def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
         max_batched_tokens=max_batched_tokens,
         max_running_requests=max_running_requests,
     )
-    return memory_model.fit(tp, pp)
+    return memory_model.fit(tp, pp, dp, ep=ep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,7 +482,7 @@ class Sizing:
     @property
     def devices(self) -> int:
         """Of all replicas."""
-        return self.replicas * self.fit.split.tp * self.fit.split.pp
+        return self.replicas * self.fit.split.devices
 
 
 def smallest_sizing(

@@ -46,19 +46,27 @@ class MeanRequest:
 
 
 def prefill_s(
-    timing: StepTiming, tokens: int, *, cached_tokens: int = 0, budget_tokens: int = 8192
+    timing: StepTiming,
+    tokens: int,
+    *,
+    cached_tokens: int = 0,
+    budget_tokens: int = 8192,
+    prompts: int = 1,
 ) -> float:
-    """Time of one prompt, alone, in chunks, until its first token."""
+    """Time of one prompt, alone, in chunks, until its first token.
+
+    Or of several at once that are alike, one for each rank of a group.
+    """
     computed_tokens, total_s = min(cached_tokens, tokens - 1), 0.0
     while computed_tokens < tokens:
         chunk = min(budget_tokens, tokens - computed_tokens)
         total_s += timing.step_s(
             StepBatch(
-                prefill_tokens=chunk,
-                prefill_requests=1,
-                prefill_pairs=attention_pairs(chunk, computed_tokens),
-                prefill_context_tokens=computed_tokens,
-                finished_prefills=int(computed_tokens + chunk == tokens),
+                prefill_tokens=prompts * chunk,
+                prefill_requests=prompts,
+                prefill_pairs=prompts * attention_pairs(chunk, computed_tokens),
+                prefill_context_tokens=prompts * computed_tokens,
+                finished_prefills=prompts * int(computed_tokens + chunk == tokens),
             )
         )
         computed_tokens += chunk
@@ -97,7 +105,7 @@ def prefill_rate(settings: V1Settings, mix: MeanRequest) -> float:
         settings.timing,
         max(1, round(mix.prompt_tokens)),
         cached_tokens=cached_tokens,
-        budget_tokens=settings.max_batched_tokens,
+        budget_tokens=settings.prompt_chunk_tokens,
     )
     prompts = min(max_concurrent_requests(settings, mix), settings.max_batched_tokens // tokens)
     if prompts <= 1:

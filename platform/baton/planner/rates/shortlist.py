@@ -18,7 +18,7 @@ from baton.planner.rates.closed_form import (
 )
 from baton.planner.rates.measure import InstanceTask
 from baton.planner.rates.trials import DutyRequirement
-from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue
+from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue, Split
 from baton.simulator.workloads.statistics import reused_tokens
 
 _MIN_RATE_FRACTION = 0.7
@@ -91,16 +91,22 @@ class RateEstimates:
         return self._mix.output_tokens * step_s + (self.ttft_s if duty is Duty.BOTH else 0.0)
 
     def _prompt_rate(self, engine_shape: EngineShape, duty: Duty, ttft_budget_s: float) -> float:
-        settings = engine_shape.settings
+        settings, ranks = engine_shape.settings, engine_shape.dp
         service = ServiceTime.from_times(
             [
-                prefill_s(settings.timing, tokens, budget_tokens=settings.max_batched_tokens)
+                prefill_s(
+                    settings.timing,
+                    tokens,
+                    budget_tokens=settings.prompt_chunk_tokens,
+                    prompts=ranks,
+                )
                 for tokens in self._lengths
             ]
         )
         required_fraction = DutyRequirement(duty=duty).required_attainment(self._attainment)
-        max_wait_s = ttft_budget_s - service.mean_s
-        return settings.pipeline_stages * service.rate_within(max_wait_s, required_fraction)
+        max_wait_s = ttft_budget_s - service.mean_s - settings.first_token_s
+        servers = ranks * settings.pipeline_stages
+        return servers * service.rate_within(max_wait_s, required_fraction)
 
 
 def shortlist_shapes(
@@ -125,7 +131,7 @@ def shortlist_shapes(
                     duty=duty,
                     traffic=traffic,
                     classes=question.classes,
-                    effort=question.effort,
+                    effort=question.effort.scaled(shape.dp),
                     guess_per_s=rate,
                     residence_s=estimates.residence_s(shape, duty),
                     elsewhere_s=estimates.elsewhere_s(shape, duty),
@@ -142,14 +148,13 @@ def _best_splits(
 ) -> Iterable[tuple[EngineShape, float]]:
     """The best few splits, each with all its step budgets; and the smallest split."""
     feasible = [(shape, rate) for shape, rate in rated if rate > 0]
-    rate_per_gpu: dict[tuple[int, int], float] = {}
+    rate_per_gpu: dict[Split, float] = {}
     for shape, rate in feasible:
-        split = shape.tp, shape.pp
-        rate_per_gpu[split] = max(rate_per_gpu.get(split, 0.0), rate / shape.gpus)
+        rate_per_gpu[shape.split] = max(rate_per_gpu.get(shape.split, 0.0), rate / shape.gpus)
     best = max(rate_per_gpu.values(), default=0.0)
     ranked = sorted(rate_per_gpu, key=lambda split: -rate_per_gpu[split])
     kept_splits = {
         split for split in ranked[:max_splits] if rate_per_gpu[split] >= _MIN_RATE_FRACTION * best
     }
-    kept_splits |= set(sorted(rate_per_gpu, key=lambda split: split[0] * split[1])[:1])
-    return [(shape, rate) for shape, rate in feasible if (shape.tp, shape.pp) in kept_splits]
+    kept_splits |= set(sorted(rate_per_gpu, key=lambda split: split.devices)[:1])
+    return [(shape, rate) for shape, rate in feasible if shape.split in kept_splits]

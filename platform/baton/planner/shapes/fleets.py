@@ -9,9 +9,9 @@ from itertools import product
 
 from baton.domain.fleet import Role
 from baton.planner.problem import AcceleratorOffer
-from baton.planner.shapes.space import Duty, EngineShape
+from baton.planner.shapes.space import Duty, EngineShape, ShapeKey
 
-RateKey = tuple[Duty, tuple[str, int, int, int]]
+RateKey = tuple[Duty, ShapeKey]
 RatesByKey = Mapping[RateKey, float]
 """Requests per second of one replica, by duty and shape."""
 _MAX_REPLICAS = 4096

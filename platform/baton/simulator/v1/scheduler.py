@@ -262,11 +262,12 @@ class Scheduler:
         return min(missing_tokens, budget, self._max_chunk_tokens)
 
     def _longest_chunk_tokens(self) -> int:
-        """The longest chunk of one prompt; a lone leg may use the whole budget."""
+        """The longest chunk of one prompt; a lone leg may use the whole budget of its rank."""
         max_chunk_tokens = self._settings.long_prefill_tokens
+        rank_tokens = self._token_budget // self._settings.ranks
         if max_chunk_tokens and len(self.running) + len(self.ready) + len(self.waiting) > 1:
-            return max_chunk_tokens
-        return self._token_budget
+            return min(max_chunk_tokens, rank_tokens)
+        return rank_tokens
 
     def _allocate_or_preempt(self, run: LegRun, tokens: int) -> bool:
         """Extend a running leg's blocks to `tokens` tokens; False if it was preempted instead."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from baton.perf.step_timing import StepTiming
@@ -37,6 +37,8 @@ class V1Settings:
     """The budget of a step with streaming legs; None for no difference."""
     long_prefill_tokens: int | None = None
     """vLLM's long_prefill_token_threshold: the longest chunk of one prompt; None for no limit."""
+    ranks: int = 1
+    """Data-parallel ranks that share the limits above evenly; a prompt is one rank's."""
     prefix_caching: bool = True
     scheduling: Scheduling = Scheduling.CHUNKED
     pipeline_stages: int = 1
@@ -49,6 +51,8 @@ class V1Settings:
     max_waiting_requests: int = 1_000_000
     max_pulls: int = 8
     """Concurrent pulls into this engine; more wait."""
+    first_token_s: float = 0.0
+    """From the engine to the client, outside all steps; later tokens come as much later."""
     layout: str = "v1"
     """Engines exchange blocks only within the same layout."""
     weights_load_s: float = 60.0
@@ -57,7 +61,7 @@ class V1Settings:
     def __post_init__(self) -> None:
         positive_fields = (
             "kv_blocks kv_block_bytes block_size_tokens max_running_requests max_batched_tokens"
-            " pipeline_stages lease_s transfer_bytes_per_s max_waiting_requests max_pulls"
+            " ranks pipeline_stages lease_s transfer_bytes_per_s max_waiting_requests max_pulls"
         )
         for name in positive_fields.split():
             if getattr(self, name) <= 0:
@@ -87,6 +91,35 @@ class V1Settings:
                 f"simulated engine: max_batched_tokens_while_decoding is {tokens}, expected none"
                 f" with scheduling '{self.scheduling}', which cuts no prompt: leave one of them out"
             )
+
+    @property
+    def prompt_chunk_tokens(self) -> int:
+        """The longest chunk of one prompt."""
+        rank_tokens = self.max_batched_tokens // self.ranks
+        return min(rank_tokens, self.long_prefill_tokens or rank_tokens)
+
+    def for_ranks(self, ranks: int) -> V1Settings:
+        """`ranks` such engines that step together, each with requests of its own, as one.
+
+        Requests are taken to be spread evenly, as vLLM's load balancer aims at. A request stays in
+        one rank: its context has room there, and its chunks keep to the rank's budget.
+        """
+        if ranks == 1:
+            return self
+        streaming_tokens = self.max_batched_tokens_while_decoding
+        return replace(
+            self,
+            kv_blocks=self.kv_blocks * ranks,
+            max_len_tokens=min(self.max_len_tokens, self.kv_blocks * self.block_size_tokens),
+            max_running_requests=self.max_running_requests * ranks,
+            max_batched_tokens=self.max_batched_tokens * ranks,
+            max_batched_tokens_while_decoding=None
+            if streaming_tokens is None
+            else streaming_tokens * ranks,
+            ranks=ranks,
+            transfer_bytes_per_s=self.transfer_bytes_per_s * ranks,
+            max_pulls=self.max_pulls * ranks,
+        )
 
     def token_budget(self, has_streaming_run: Callable[[], bool]) -> int:
         """Tokens of the next step; calls `has_streaming_run` only where it matters."""
