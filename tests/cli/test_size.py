@@ -300,5 +300,6 @@ def test_ranks_that_share_experts_hold_more_requests_than_tensor_parallelism() -
     group = answered(*asked, "--dp", "8", "--ep")
     sliced = answered(*asked, "--tp", "8")
     assert (group["dp"], group["ep"]) == (8, True)
+    assert "no measured rows of data-parallel groups" in group["error_bands"]["source"]  # type: ignore[index]
     assert group["concurrent_requests"] > 3 * sliced["concurrent_requests"]  # type: ignore[operator]
     assert "devices: 8 (tp 1, pp 1, dp 8, ep) h200_sxm" in run(*asked, "--dp", "8", "--ep").stdout

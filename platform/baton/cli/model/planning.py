@@ -294,7 +294,13 @@ def _time_errors(best_plan: Plan, calibration: LoadedCalibration | None) -> dict
     names = [offer.accelerator.name for offer in question.offers]
     if calibration is None:
         has_experts = question.model.experts is not None
-        return {name: shipped_errors(name, has_experts=has_experts) for name in names}
+        has_ranks = best_plan.best is not None and not all(
+            pool.engine_shape.is_startable for pool in best_plan.best.fleet.pools
+        )
+        return {
+            name: shipped_errors(name, has_experts=has_experts, has_ranks=has_ranks)
+            for name in names
+        }
     errors = {}
     for name in names:
         conditions = [

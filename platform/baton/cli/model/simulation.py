@@ -449,8 +449,13 @@ def _time_errors(
     """Of the engines that are modelled, by accelerator."""
     engines = dict.fromkeys(chain.from_iterable(arm.deployment.modelled for arm in variants))
     if calibration is None:
+        grouped = {engine.accelerator for engine in engines if engine.has_ranks}
         return {
-            engine.accelerator: shipped_errors(engine.accelerator, has_experts=engine.has_experts)
+            engine.accelerator: shipped_errors(
+                engine.accelerator,
+                has_experts=engine.has_experts,
+                has_ranks=engine.accelerator in grouped,
+            )
             for engine in engines
         }
     prompt_tokens = fmean(request.prompt_tokens for request in trace.requests)

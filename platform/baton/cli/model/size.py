@@ -193,7 +193,9 @@ def _errors(question: Question) -> TimeErrors:
     memory, calibration = question.memory, question.calibration
     if calibration is None:
         has_experts = memory.shape.experts is not None
-        return shipped_errors(memory.accelerator.name, has_experts=has_experts)
+        return shipped_errors(
+            memory.accelerator.name, has_experts=has_experts, has_ranks=question.dp > 1
+        )
     conditions = Conditions(
         prompt_tokens=question.context_tokens,
         context_tokens=question.context_tokens,

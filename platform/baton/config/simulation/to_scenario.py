@@ -129,6 +129,8 @@ class ModelledEngine:
     accelerator: str
     devices: int
     has_experts: bool
+    has_ranks: bool = False
+    """Whether it is a data-parallel group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,6 +432,7 @@ def _model_engine(
             accelerator=device.name,
             devices=parallel.workers,
             has_experts=shape.experts is not None,
+            has_ranks=parallel.dp > 1,
         ),
     )
 

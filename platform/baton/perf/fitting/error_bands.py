@@ -134,13 +134,16 @@ class TimeErrors:
         return asdict(self)
 
 
-def shipped_errors(accelerator: str, *, has_experts: bool) -> TimeErrors:
-    """The errors of the shipped model on an accelerator under vLLM."""
+def shipped_errors(accelerator: str, *, has_experts: bool, has_ranks: bool = False) -> TimeErrors:
+    """The errors of the shipped model on an accelerator under vLLM.
+
+    None are known of data-parallel groups (`has_ranks`): all rows are of single engines.
+    """
     judged = [
         row for row in SHIPPED_ERRORS if (row.engine, row.has_experts) == (_ENGINE, has_experts)
     ]
     for row in judged:
-        if accelerator.split("_", maxsplit=1)[0] == row.gpu:
+        if accelerator.split("_", maxsplit=1)[0] == row.gpu and not has_ranks:
             return TimeErrors(
                 ttft=ErrorBand(low=-row.ttft_mape, high=row.ttft_mape),
                 tpot=ErrorBand(low=-row.tpot_mape, high=row.tpot_mape),
@@ -149,6 +152,7 @@ def shipped_errors(accelerator: str, *, has_experts: bool) -> TimeErrors:
     system = measured_system(accelerator)
     times = "data sheet" if system is None else f"kernels measured on {system}"
     subject = f"{accelerator} with experts" if has_experts else accelerator
+    subject = f"data-parallel groups of {subject}" if has_ranks else subject
     nearest = "".join(
         f"; on {_rows_text(row)} TTFT ±{row.ttft_mape:.0%}, TPOT ±{row.tpot_mape:.0%}"
         for row in judged
