@@ -292,3 +292,33 @@ def test_quantizations_and_speculation_are_tables_with_their_labels() -> None:
     assert "from 40 streams on a replica it is no gain" in text
     assert "no number of drafted tokens is a gain" in text
     assert "Speculative decoding (S)" in render_page(study_of(result, command="baton plan"))
+
+
+# -------------------------------------------------------------------- groups of ranks
+
+
+def with_groups(made: Plan) -> Plan:
+    """The same fleet, but each replica is a group of eight ranks."""
+    best = made.best
+    assert best is not None
+    pools = tuple(
+        replace(pool, engine_shape=replace(pool.engine_shape, tp=1, dp=8, ep=True))
+        for pool in best.fleet.pools
+    )
+    return replace(made, best=replace(best, fleet=replace(best.fleet, pools=pools)))
+
+
+def test_a_better_group_is_named_with_its_arguments_and_that_it_is_not_started() -> None:
+    asked = made_plan((FleetKind.COLOCATED, 1.0), asked_per_s=5.0)
+    groups = with_groups(made_plan((FleetKind.COLOCATED, 9.0), asked_per_s=5.0))
+    lines = "\n".join(plan_lines(PlanResult(plan=asked, stored_dtype=None, groups=groups)))
+    assert "better, but 'baton up' starts no data-parallel group" in lines
+    assert "vllm serve --data-parallel-size 8 --enable-expert-parallel" in lines
+
+
+def test_groups_that_are_no_better_are_not_recommended() -> None:
+    asked = made_plan((FleetKind.COLOCATED, 9.0))
+    groups = with_groups(made_plan((FleetKind.COLOCATED, 9.0)))
+    lines = "\n".join(plan_lines(PlanResult(plan=asked, stored_dtype=None, groups=groups)))
+    assert "no fleet with data-parallel groups" in lines
+    assert "vllm serve" not in lines

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.known_models import find_shape
 from baton.perf.step_timing import StepBatch
-from baton.planner.problem import SloClass
+from baton.planner.problem import AcceleratorOffer, PlanningProblem, SearchSpace, SloClass
 from baton.planner.rates.arrivals import TrafficSampler
 from baton.planner.rates.closed_form import (
     MeanRequest,
@@ -25,7 +28,7 @@ from baton.planner.rates.closed_form import (
 )
 from baton.planner.rates.measure import highest_rate
 from baton.planner.rates.trials import DutyRequirement, Trial, evaluate_trial
-from baton.planner.shapes.space import Duty
+from baton.planner.shapes.space import Duty, enumerate_shapes
 from baton.simulator.outcome import Objectives, Outcome
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.presets import synthetic
@@ -528,3 +531,34 @@ def test_few_rates_are_tried_near_a_good_guess() -> None:
 def test_a_guess_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="expected more than 0"):
         highest_rate(lambda _rate: True, 0.0, precision=0.1)
+
+
+# -------------------------------------------------------------------- layouts of experts
+
+
+def splits_of(model: str, gpu: str, *sizes: int) -> set[str]:
+    question = PlanningProblem(
+        model=find_shape(model),
+        offers=(AcceleratorOffer(accelerator=find_accelerator(gpu)),),
+        traffic=synthetic("conv", rate_per_s=5, duration_s=20),
+        classes=(SloClass(objectives=Objectives(ttft_s=1.0)),),
+        gpus=64,
+        weights_dtype=Dtype.FP8,
+        space=SearchSpace(tensor_parallel_sizes=(1, 8), data_parallel_sizes=sizes),
+    )
+    shapes = enumerate_shapes(question).shapes_by_duty[Duty.DECODE]
+    return {shape.split.label for shape in shapes}
+
+
+def test_experts_may_be_whole_on_each_gpu_or_shared_by_ranks() -> None:
+    found = splits_of("deepseek-ai/DeepSeek-V3", "H200", 1, 8)
+    assert found == {"tp8", "tp8 ep", "tp1 dp8 ep", "tp8 dp8 ep"}
+    assert splits_of("deepseek-ai/DeepSeek-V3", "H200", 1) == {"tp8", "tp8 ep"}
+
+
+def test_models_without_experts_have_no_such_layouts() -> None:
+    assert splits_of("meta-llama/Llama-3.1-70B", "H200", 1, 8) == {"tp1", "tp8"}
+
+
+def test_where_no_node_holds_a_model_ranks_over_nodes_do() -> None:
+    assert splits_of("deepseek-ai/DeepSeek-V3", "H100", 1, 16) >= {"tp1 dp16 ep"}
