@@ -128,7 +128,7 @@ class Efficiency:
     decode_compute: float = 0.43
     """Share of the rated operations per second of decode attention. Its tiles hold 64 queries of
     one key head, mostly unused. Source: tables above; the limit of FP8 caches on H200."""
-    first_token_s: float = 15.5e-3
+    first_token_s: float = 13e-3
     """From an engine's first token to its client, outside all steps; later tokens come as much
     later. A calibration fits it anew."""
     decode_tile: int = 64
