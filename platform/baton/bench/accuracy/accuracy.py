@@ -88,6 +88,8 @@ class _Recipe:
     kv: Dtype
     experts: Dtype | None = None
     """The type whose kernels compute the experts, where it is not the row's."""
+    fuses_quantization: bool = False
+    """Whether scales of activations are in the checkpoint, so that other kernels quantize."""
     min_length_fraction: float = 1.0
     """Lengths are uniform from this share of the nominal length to all of it."""
     requests_per_client: int = 10
@@ -440,7 +442,7 @@ def _room(row: MeasuredRow) -> int:
     recipe = recipe_of(row)
     reserves_all = row.backend == "trtllm" and recipe.is_published
     is_known = row.backend == "vllm" or reserves_all
-    if row.dp > 1 or recipe.distinct_prompts is not None or not is_known:
+    if recipe.distinct_prompts is not None or not is_known:
         return _UNBOUNDED
     memory_fit = _memory_fit(row, utilization=1.0 if reserves_all else _UTILIZATION)
     mean_length_fraction = (1.0 + recipe.min_length_fraction) / 2
@@ -457,6 +459,8 @@ def _memory_fit(row: MeasuredRow, *, utilization: float = _UTILIZATION) -> memor
         find_accelerator(row.system),
         tp=row.tp,
         pp=row.pp,
+        dp=row.dp,
+        ep=row.ep > 1,
         weights=weight_dtype(row),
         kv=recipe.kv,
         utilization=utilization,
@@ -511,6 +515,7 @@ def _roofline(
         kv=recipe_of(row).kv,
         efficiency=efficiency,
         engine=row.backend,
+        fuses_quantization=recipe_of(row).fuses_quantization,
         experts=recipe_of(row).experts or row.experts or weight_dtype(row),
     )
 
@@ -691,6 +696,9 @@ def _inference_x_sglang(row: MeasuredRow) -> _Recipe:
 def _inference_x_trtllm(row: MeasuredRow) -> _Recipe:
     """Keys and values in FP8, but gpt-oss on Hopper.
 
+    Sums, norms and activations quantize for dense models in FP8, whose scales are in the
+    checkpoints (`AllReduceFusionOp.RESIDUAL_RMS_NORM_QUANT_FP8`).
+
     Prompts of 1k/1k runs wait for a batch. Those of dense models on fewer than eight devices wait
     for up to 20 steps. Those of DeepSeek in FP8 on Blackwell with 64 to 255 clients for up to 40.
     """
@@ -699,6 +707,7 @@ def _inference_x_trtllm(row: MeasuredRow) -> _Recipe:
         name="InferenceX, TensorRT-LLM",
         is_published=True,
         kv=Dtype.BF16 if dtype in {Dtype.BF16, Dtype.FP16} else Dtype.FP8,
+        fuses_quantization=dtype is Dtype.FP8 and find_shape(row.model).experts is None,
         min_length_fraction=0.8,
         max_batched_tokens=16384,
         kv_fraction=0.9,

@@ -68,7 +68,7 @@ _HOST_FACTORS = frozenset({"step", "requests"})
 """Of an engine's host code in one mode."""
 _ENGINE_FACTORS = frozenset({"prefill"})
 """Of an engine; so is the time before first tokens."""
-_KERNEL_WEIGHT = 0.03
+_KERNEL_WEIGHT = 0.1
 """Of the prior of kernels' factors, relative to all rows of requests. These do not tell kernels
 from host code, and unknowns of few rows absorbed one model's host costs. Models that the fit has
 not seen had TPOT up to 18 % off on H100 with the weight of other priors. Results are alike from

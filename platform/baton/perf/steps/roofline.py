@@ -68,8 +68,9 @@ class _DecodeCosts(NamedTuple):
 class Roofline:
     """One engine of `tp` x `dp` x `pp` devices; a `StepTiming`.
 
-    With `dp`, ranks attend for their own requests and share the experts, in `ep` groups. Costs that
-    depend only on the number of tokens are cached by that number.
+    With `dp`, ranks attend for their own requests and share the experts, in `ep` groups. With
+    `fuses_quantization`, kernels before a product write its inputs in FP8. Costs that depend only
+    on the number of tokens are cached by that number.
     """
 
     __slots__ = (
@@ -111,6 +112,7 @@ class Roofline:
         experts: Dtype | None = None,
         kv: Dtype = Dtype.BF16,
         engine: str = "vllm",
+        fuses_quantization: bool = False,
         efficiency: Efficiency = DEFAULT_EFFICIENCY,
     ) -> None:
         if min(tp, pp, dp, ep) < 1 or (tp * dp) % ep:
@@ -132,6 +134,7 @@ class Roofline:
             weights=_product_dtype(shape, weights),
             experts=experts or weights,
             kv=kv,
+            fuses_quantization=fuses_quantization,
         )
         is_narrow_dtype = is_narrow(self._kernels.inputs)
         self._gemm_factor = efficiency.gemm_narrow if is_narrow_dtype else efficiency.gemm
