@@ -177,12 +177,17 @@ class EngineKernels:
             max(1, self._tp * self._dp // self._ep),
             self._ep,
         )
+        seconds = self._experts_s(widths, tokens)
         wide = None if self._fits is None else self._fits.wide_experts()
-        if self.dispatches and self._ep > _MEASURED_RANKS and wide is not None:
-            seconds = wide.at(tokens / (self._tp * self._dp), self._ep)
-            own_s = self._sheet_experts_s(self._device, widths, tokens, self._experts)
-            device, measured = self._relative or self._device, WIDE_EXPERTS._replace(ep=self._ep)
-            return seconds * own_s / self._sheet_experts_s(device, measured, tokens, Dtype.FP8)
+        if wide is None or not self.dispatches or self._ep <= _MEASURED_RANKS:
+            return seconds
+        own_s = self._sheet_experts_s(self._device, widths, tokens, self._experts)
+        device, measured = self._relative or self._device, WIDE_EXPERTS._replace(ep=self._ep)
+        ratio = own_s / self._sheet_experts_s(device, measured, tokens, Dtype.FP8)
+        # The table begins at a token for each device.
+        return min(seconds, ratio * wide.at(tokens / (self._tp * self._dp), self._ep))
+
+    def _experts_s(self, widths: ExpertWidths, tokens: float) -> float:
         if widths not in self._expert_tables:
             self._expert_tables[widths] = self._nearest_experts(widths)
         nearest = self._expert_tables[widths]
