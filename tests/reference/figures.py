@@ -469,9 +469,15 @@ def _routing_rows() -> Iterator[str]:
 
 
 def _scaling_rows() -> Iterator[str]:
+    oracle_of_bursts = min(
+        row["attainment"]
+        for row in result("slo")["parts"]["azure_code_fluid"]["rows"]
+        if row["policy"] == "oracle"
+    )
     loads = {
         "m_large": "14 days of ServeGen",
-        "azure_code": "bursts, request by request",
+        "azure_code": "bursts, request by request, older code",
+        "azure_code_fluid": f"bursts; oracle {percent(oracle_of_bursts, 1)} %",
         "m_mid": "not used for tuning",
         "azure_conversation_fluid": "not used for tuning",
     }
