@@ -394,14 +394,6 @@ def test_ranks_that_share_experts_read_fewer_keys_and_all_experts() -> None:
     assert alone.wire_s == 0 < ranks.wire_s
 
 
-def test_each_rank_prepares_only_its_own_requests() -> None:
-    alone = Roofline(GPT_OSS, GPU, weights=Dtype.FP4)
-    ranks = Roofline(GPT_OSS, GPU, weights=Dtype.FP4, dp=8, ep=8)
-    one = alone.parts(StepBatch(decode_requests=16, decode_context_tokens=16_000))
-    all_ranks = ranks.parts(StepBatch(decode_requests=128, decode_context_tokens=128_000))
-    assert all_ranks.requests_s == pytest.approx(one.requests_s)
-
-
 def test_one_prompt_is_computed_by_one_rank_and_many_by_all() -> None:
     timing = Roofline(GPT_OSS, GPU, weights=Dtype.FP4, dp=8, ep=8)
 
