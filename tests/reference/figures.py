@@ -171,6 +171,10 @@ def _slo(*keys: str, digits: int = 2) -> list[str]:
     return [f"{result('slo')['headline'][key]:.{digits}f}" for key in keys]
 
 
+def _silicon_metric(key: str) -> float:
+    return float(result("fidelity")["parts"]["silicon"]["metrics"][key])
+
+
 def _silicon(*keys: str) -> list[str]:
     metrics = result("fidelity")["parts"]["silicon"]["metrics"]
     return [str(metrics[key]) if key.endswith("rows") else percent(metrics[key]) for key in keys]
@@ -198,6 +202,38 @@ def _vllm_0_12() -> list[str]:
             part = metrics[f"h200_vllm_published_{kind}_{key}"] * published
             cells.append(percent((whole - part) / rest))
     return cells
+
+
+def _fidelity_part_rows() -> Iterator[str]:
+    parts = {name: part["metrics"] for name, part in result("fidelity")["parts"].items()}
+    silicon, left_out = parts["silicon"], parts["leave_out"]
+    kinds = ("tpot", "ttft")
+    all_rows, published = (
+        [percent(silicon[f"h200_{which}{kind}_mape"]) for kind in kinds]
+        for which in ("", "published_")
+    )
+    yield (
+        "| `silicon` | TTFT and TPOT on H200; fitted to H100 only | "
+        f"`h200_tpot_mape` {all_rows[0]} %, `h200_ttft_mape` {all_rows[1]} %; "
+        f"rows with published recipes {published[0]} %, {published[1]} % |"
+    )
+    spans = []
+    for kind in reversed(kinds):
+        errors = [
+            left_out.get(f"{name}_usable", error)
+            for name, error in left_out.items()
+            if name.endswith(f"{kind}_mape")
+        ]
+        spans.append(f"{kind.upper()} {percent(min(errors))} to {percent(max(errors))} %")
+    yield (
+        "| `leave_out` | the same on H100, each model calibrated without it; usable rows | "
+        f"{', '.join(spans)} |"
+    )
+    tpot, ttft = (parts["vllm_log"][f"vllm_log_{kind}_mean_error"] for kind in kinds)
+    yield (
+        "| `vllm_log` | one vLLM log | "
+        f"mean TPOT {tpot * 100:+.1f} %, mean TTFT {ttft * 100:+.1f} % |"
+    )
 
 
 def _vllm_log() -> list[str]:
@@ -711,6 +747,16 @@ BINDINGS: tuple[Sentence | Rows, ...] = (
         document="docs/operations/simulate.md",
         template="RTX PRO 6000, one log | mean {} % | mean {} % |",
         figures=_vllm_log,
+    ),
+    Rows(
+        document=BENCHMARKS,
+        header="| part (S) | compared with (M) | result |",
+        rows=lambda: list(_fidelity_part_rows()),
+    ),
+    Sentence(
+        document=BENCHMARKS,
+        template="TTFT of SGLang is {} % too short.",
+        figures=lambda: [percent(-_silicon_metric("h200_sglang_ttft_bias"))],
     ),
     Rows(
         document=BENCHMARKS,
