@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", action="append", choices=sorted(VARIANTS), default=[])
     parser.add_argument("--load", action="append", default=[])
-    parser.add_argument("--request", default="r80", help="of the example")
+    parser.add_argument("--request", default="r25", help="of the example")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.part == "example":

@@ -194,7 +194,7 @@ def test_every_phase_wants_another_split_and_none_outweighs_the_others() -> None
         assert _slo_mix.phase_rate(kind) * _slo_mix.phase_duration_s(kind) == pytest.approx(
             _slo_mix.REQUESTS
         )
-    assert best == {"code": 5, "conversation": 4, "reasoning": 1}
+    assert best == {"code": 5, "conversation": 4, "reasoning": 2}
 
 
 def test_requests_count_for_the_phase_in_which_they_came() -> None:

@@ -283,7 +283,9 @@ def on_devices(tree: Tree) -> Tree:
     assert isinstance(pools, Mapping)
     split = {}
     for name, pool in pools.items():
-        parallel = pool.get("parallel", {})
+        parallel = {key: value for key, value in pool.get("parallel", {}).items() if key != "dp"}
+        pool = pool | {"parallel": parallel}  # no deployment starts groups
+        split[name] = pool
         tp, pp = parallel.get("tp", 1), parallel.get("pp", 1)
         if pp > 1 or (parallel.get("ep") and tp * pp > 1):
             split[name] = pool | {"resources": pool.get("resources", {}) | {"gpus": tp * pp}}

@@ -62,7 +62,7 @@ def test_a_gpu_or_a_kind_of_model_without_rows_has_no_band(
 
 
 @pytest.mark.parametrize("has_experts", [False, True])
-def test_on_the_gpu_of_the_fit_each_model_is_judged_by_a_fit_without_it(
+def test_on_the_gpu_of_the_fit_each_model_is_compared_with_a_fit_without_it(
     *, has_experts: bool
 ) -> None:
     (row,) = [

@@ -374,7 +374,9 @@ def test_steps_are_no_slower_on_a_newer_gpu_and_grow_with_batch_and_length(
             assert decodes[requests::5] == sorted(decodes[requests::5])
         assert prompts[:5] == sorted(prompts[:5])
         assert prompts[5:] == sorted(prompts[5:])
-        assert all(one < four for one, four in zip(prompts[:5], prompts[5:], strict=True))
+        assert all(
+            alone < together for alone, together in zip(prompts[:5], prompts[5:], strict=True)
+        )
 
 
 def test_a_window_bounds_prompts_and_decodes() -> None:

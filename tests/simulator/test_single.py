@@ -156,7 +156,7 @@ def test_the_same_requests_have_the_same_outcomes() -> None:
     assert simulate_engine(WIDE, requests) == simulate_engine(WIDE, requests)
 
 
-def test_what_follows_the_engine_delays_all_tokens_alike() -> None:
+def test_time_behind_the_engine_delays_all_tokens_alike() -> None:
     (plain,) = simulate_engine(WIDE, [TraceRequest(3.0, 100, 200)])
     (late,) = simulate_engine(with_changes(WIDE, first_token_s=0.5), [TraceRequest(3.0, 100, 200)])
     assert late.ttft_s == pytest.approx(plain.ttft_s + 0.5)

@@ -254,9 +254,7 @@ class FleetTable:
         old = self._views.pop(replica_id, None) if view is None else self._views.get(replica_id)
         if old is not None and view is not None and old.load is view.load:  # a leg begins or ends
             self._views[replica_id] = view
-            legs = view.inflight_legs - old.inflight_legs
-            self._inflight_legs += legs
-            self._own_reported_legs += legs - (view.unreported_legs - old.unreported_legs)
+            self._inflight_legs += view.inflight_legs - old.inflight_legs
             return
         if old is not None:
             self._inflight_legs -= old.inflight_legs
