@@ -15,7 +15,7 @@ Prints one JSON object as the last line of stdout and writes it, with every repe
 
     python -m benchmarks.routing [--repeats 3] [--seed 1] [--policy NAME]... [--out FILE]
     python -m benchmarks.routing --part adapters
-    python -m benchmarks.routing --part example [--request r80]
+    python -m benchmarks.routing --part example [--request r25]
 """
 
 from __future__ import annotations
