@@ -206,6 +206,19 @@ def _vllm_0_12() -> list[str]:
 
 def _fidelity_part_rows() -> Iterator[str]:
     parts = {name: part["metrics"] for name, part in result("fidelity")["parts"].items()}
+    models, classes = parts["models"], parts["architectures"]
+    files = models["models_answered"] + models["models_refused"]
+    yield (
+        f"| `models` | modules of {files} published files | "
+        f"{models['models_answered']} answered, "
+        f"{percent(models['models_weights_worst_error'], 1)} % off |"
+    )
+    yield (
+        "| `architectures` | modules of transformers' classes | "
+        f"{classes['architectures_weights_right']} right, "
+        f"{classes['architectures_weights_refused']} refused, "
+        f"{classes['architectures_weights_wrong']} wrong |"
+    )
     silicon, left_out = parts["silicon"], parts["leave_out"]
     kinds = ("tpot", "ttft")
     all_rows, published = (
