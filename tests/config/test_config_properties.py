@@ -284,11 +284,10 @@ def on_devices(tree: Tree) -> Tree:
     split = {}
     for name, pool in pools.items():
         parallel = {key: value for key, value in pool.get("parallel", {}).items() if key != "dp"}
-        pool = pool | {"parallel": parallel}  # no deployment starts groups
-        split[name] = pool
+        split[name] = pool | {"parallel": parallel}  # no deployment starts groups
         tp, pp = parallel.get("tp", 1), parallel.get("pp", 1)
         if pp > 1 or (parallel.get("ep") and tp * pp > 1):
-            split[name] = pool | {"resources": pool.get("resources", {}) | {"gpus": tp * pp}}
+            split[name] |= {"resources": pool.get("resources", {}) | {"gpus": tp * pp}}
     return {**tree, "pools": {**pools, **split}}
 
 
