@@ -58,7 +58,8 @@ def left_out_entries(metrics: dict[str, float]) -> Iterator[ShippedError]:
         )
     for (gpu, engine, has_experts), models in sorted(groups.items()):
         rows = sum(count for _, count, _, _ in models)
-        ttft, tpot = (sum(each[1] * each[at] for each in models) / rows for at in (2, 3))
+        ttft = sum(count * error for _, count, error, _ in models) / rows
+        tpot = sum(count * error for _, count, _, error in models) / rows
         names = ", ".join(model for model, *_ in models)
         yield ShippedError(gpu, engine, rows, ttft, tpot, has_experts, names)
 

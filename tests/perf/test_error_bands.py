@@ -47,7 +47,7 @@ def test_a_gpu_with_measured_rows_has_their_error_and_their_number() -> None:
 @pytest.mark.parametrize(
     ("gpu", "has_experts", "times"),
     [
-        ("l4", False, "kernels measured on a100_sxm"),
+        ("l4", False, "kernels measured on h100_sxm"),
         ("h200_sxm", True, "kernels measured on h200_sxm"),
         ("mi300x", False, "data sheet"),
     ],

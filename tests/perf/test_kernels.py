@@ -498,3 +498,17 @@ def test_the_grids_are_those_that_the_tables_give() -> None:
 
     fits = json.loads((Path(kernel_fits.__file__).parent / "kernel_fits.json").read_text())
     assert fit_kernels(tables, "vllm_0.24.0") == fits["h100_sxm/vllm"]
+
+
+@pytest.mark.parametrize("gpu", ["rtx_4090", "rtx_pro_6000", "l40s"])
+def test_gpus_with_flash_attention_2_take_the_attention_of_a100(gpu: str) -> None:
+    attention = Attention(heads=32, kv_heads=8, head_dim=128)
+    own, a100 = kernels_of(gpu), kernels_of("A100")
+    devices = find_accelerator(gpu), find_accelerator("A100")
+    bytes_ratio = devices[1].memory_bytes_per_s / devices[0].memory_bytes_per_s
+    pairs = zip(own.decode_curve(attention, 32), a100.decode_curve(attention, 32), strict=True)
+    ratios = [mine / theirs for mine, theirs in pairs]
+    assert ratios[-1] == pytest.approx(bytes_ratio, rel=0.05)
+    products = Matrix(inputs=4096, outputs=14_336)
+    read_s = 2 * 4096 * 14_336 / devices[0].memory_bytes_per_s
+    assert read_s < own.gemm_s(products, 1) < 1.25 * read_s

@@ -31,9 +31,9 @@ _RELATIVES: Final[Mapping[str, str]] = {
     "a100_40gb": "a100_sxm",
     "a800_sxm": "a100_sxm",
     "a10": "a100_sxm",
-    "l4": "a100_sxm",
-    "l40s": "a100_sxm",
-    "rtx_4090": "a100_sxm",
+    "l4": "h100_sxm",
+    "l40s": "h100_sxm",
+    "rtx_4090": "h100_sxm",
     "h100_pcie": "h100_sxm",
     "h100_nvl": "h100_sxm",
     "h800_sxm": "h100_sxm",
@@ -41,11 +41,14 @@ _RELATIVES: Final[Mapping[str, str]] = {
     "gh200": "h200_sxm",
     "b300_sxm": "b200_sxm",
     "gb300": "gb200",
-    "rtx_5090": "a100_sxm",
-    "rtx_pro_6000": "a100_sxm",
+    "rtx_5090": "b200_sxm",
+    "rtx_pro_6000": "b200_sxm",
 }
-"""GPUs of the same generation. A100 stands for Ada and for Blackwell without NVLink, too: vLLM runs
-FlashAttention 2 on all of these. Products in types that A100 lacks have times by data sheets.
+"""GPUs of the same generation, or of the next with the same types of numbers."""
+_ATTENTION_RELATIVES: Final = dict.fromkeys(
+    ("l4", "l40s", "rtx_4090", "rtx_5090", "rtx_pro_6000"), "a100_sxm"
+)
+"""The GPU that runs the same kernels of attention: FlashAttention 2, but not for latents.
 Source: vLLM 0.32, `v1/attention/backends/fa_utils.py` (get_flash_attn_version)."""
 _GROWTH: Final[Mapping[str, tuple[int, ...]]] = {
     "gemm": (1, 1, 1),
@@ -311,6 +314,11 @@ def measured_system(accelerator: str) -> str | None:
     """The GPU whose tables stand for an accelerator; None for none."""
     name = _RELATIVES.get(accelerator, accelerator)
     return name if f"{name}/vllm" in _fits_by_name() else None
+
+
+def attention_system(accelerator: str) -> str | None:
+    """The GPU whose tables of attention stand for an accelerator instead; None for none."""
+    return _ATTENTION_RELATIVES.get(accelerator)
 
 
 @cache

@@ -29,7 +29,9 @@ from baton.perf.hardware.kernel_fits import (
     SPARSE_PROMPT_TOKENS,
     WIDE_EXPERTS,
     ExpertWidths,
+    KernelFits,
     LogGrid,
+    attention_system,
     kernel_fits,
     measured_system,
 )
@@ -113,6 +115,11 @@ class EngineKernels:
         relative = CATALOGUE.get(measured_system(device.name) or "")
         self._relative = None if relative is None or relative.name == device.name else relative
         """The device whose tables stand for it."""
+        other = attention_system(device.name)
+        self._attention_source = (
+            None if other is None else (kernel_fits(other, engine), CATALOGUE[other])
+        )
+        """Of attention to heads, where its kernels are those of another device."""
         table = _GEMM_TABLES.get(weights)
         is_packed = table == "fp4" and Dtype.FP4 not in device.flops_by_dtype
         self._gemm_grid = self._grid(None if is_packed else table)
@@ -257,8 +264,9 @@ class EngineKernels:
 
     def prefill_attention(self, attention: Attention) -> PrefillAttention:
         """The grid and the costs of an attention, looked up once for all prompts."""
-        grid, scale = self._measured_prefill(attention) or (None, 1.0)
-        relative, is_sparse = self._relative, _is_sparse(attention)
+        fits, relative = self._attention_fits(attention)
+        grid, scale = self._measured_prefill(fits, attention) or (None, 1.0)
+        is_sparse = _is_sparse(attention)
         return PrefillAttention(
             grid=grid,
             scale=scale,
@@ -271,25 +279,36 @@ class EngineKernels:
             relative=None if relative is None else self._attention_costs(relative, attention),
         )
 
-    def _measured_prefill(self, attention: Attention) -> tuple[LogGrid, float] | None:
-        if self._fits is None:
+    def _attention_fits(self, attention: Attention) -> tuple[KernelFits | None, Accelerator | None]:
+        """The tables of an attention, and the device that they were measured on, if another."""
+        if attention.latent is None and self._attention_source is not None:
+            fits, device = self._attention_source
+            if fits is not None and fits.decode_attention(attention.head_dim, self._kv):
+                return fits, device
+        return self._fits, self._relative
+
+    def _measured_prefill(
+        self, fits: KernelFits | None, attention: Attention
+    ) -> tuple[LogGrid, float] | None:
+        if fits is None:
             return None
         if attention.latent is None:
-            return self._fits.prefill_attention(attention.head_dim, self._kv)
-        is_sparse, fits = _is_sparse(attention), self._fits
+            return fits.prefill_attention(attention.head_dim, self._kv)
+        is_sparse = _is_sparse(attention)
         grid = fits.sparse_prefill(self._kv) if is_sparse else fits.latent_prefill(self._kv)
         return None if grid is None else (grid, 1.0)
 
     def decode_curve(self, attention: Attention, requests: int) -> DecodeCurve:
         """One layer's decode attention for some requests of equal contexts; see `context_s`."""
         local = -(-requests // self._dp)
-        measured = self._measured_decode(attention, local)
+        fits, device = self._attention_fits(attention)
+        measured = self._measured_decode(fits, attention, local)
         if measured is None:
             return self._sheet_decode_curve(self._device, attention, local)
-        if self._relative is None:
+        if device is None:
             return measured
         own = self._sheet_decode_curve(self._device, attention, local)
-        relative = self._sheet_decode_curve(self._relative, attention, local)
+        relative = self._sheet_decode_curve(device, attention, local)
         return tuple(
             seconds * own_s / relative_s
             for seconds, own_s, relative_s in zip(measured, own, relative, strict=True)
@@ -317,13 +336,14 @@ class EngineKernels:
             )
         return costs
 
-    def _measured_decode(self, attention: Attention, requests: int) -> DecodeCurve | None:
-        if self._fits is None:
+    def _measured_decode(
+        self, fits: KernelFits | None, attention: Attention, requests: int
+    ) -> DecodeCurve | None:
+        if fits is None:
             return None
         heads = per_device(attention.heads, self._tp)
         if attention.latent is not None:
             is_sparse = _is_sparse(attention)
-            fits = self._fits
             grid = fits.sparse_decode(self._kv) if is_sparse else fits.latent_decode(self._kv)
             if grid is None:
                 return None
@@ -331,7 +351,7 @@ class EngineKernels:
             if is_sparse and attention.indexer is None:
                 most = _CHOSEN_TOKENS
             return tuple(grid.at(requests, min(context, most), heads) for context in _CONTEXTS)
-        found = self._fits.decode_attention(attention.head_dim, self._kv)
+        found = fits.decode_attention(attention.head_dim, self._kv)
         if found is None or self._reads_by_bytes:
             return None
         grid, scale = found
