@@ -110,12 +110,14 @@ def test_rows_that_cannot_be_evaluated_are_named_with_the_reason() -> None:
         replace(ROW, system="h1000"),
         replace(ROW, tp=1, weights=Dtype.BF16),
         replace(ROW, disaggregated=True),
+        replace(ROW, concurrency=0),
         ROW,
     ]
     judgement = evaluate_rows(rows)
-    assert [row.row for row in judgement.skipped] == rows[:4]
+    assert [row.row for row in judgement.skipped] == rows[:5]
     reasons = [row.reason for row in judgement.skipped]
-    for reason, said in zip(reasons, ("nobody/knows", "h1000", "GB", "pools"), strict=True):
+    said_in_turn = ("nobody/knows", "h1000", "GB", "pools", "how many clients")
+    for reason, said in zip(reasons, said_in_turn, strict=True):
         assert said in reason
     assert [row.row for row in judgement.evaluated] == [ROW]
 
@@ -334,7 +336,8 @@ def test_deepseek_under_tensorrt_llm_waits_for_a_batch_with_some_clients() -> No
 
 def test_runs_of_others_with_the_lengths_of_inferencex_have_fixed_lengths() -> None:
     run = replace(ROW, run_id="2026_04_06_llama_3_1_70b_h100_sxm_vllm_fp8_agg_1024x1024_c4_tp4_1")
-    assert recipe_of(run) == recipe_of(ROW)
+    of_database = replace(run, run_id="llama_h100_vllm_fp8_agg_1024x1024_c4_cfg494")
+    assert recipe_of(run) == recipe_of(of_database) == recipe_of(ROW)
     other = replace(run, run_id="qwen_qwen3_32b_h100_sxm_vllm_agg_1024x1024_c4_tp4_epnone_1")
     assert not recipe_of(other).is_published
     assert {length.prompt_tokens for length in recipe_of(other).draw_lengths(other)} == {1024}
@@ -350,7 +353,10 @@ def test_inferencex_unpacks_experts_in_4_bits_on_hopper() -> None:
 def test_tensorrt_quantizes_in_other_kernels_where_checkpoints_have_scales() -> None:
     row = replace(ROW, backend="trtllm", system="h200_sxm")
     assert recipe_of(row).fuses_quantization
-    assert only([row]).tpot.predicted_s < 0.98 * only([replace(row, run_id="own")]).tpot.predicted_s
+    assert (
+        only([row]).tpot.predicted_s
+        < 0.98 * only([replace(row, run_id="own_epnone_1")]).tpot.predicted_s
+    )
     for other in (
         replace(row, backend="vllm"),
         replace(row, weights=Dtype.BF16),
@@ -381,7 +387,8 @@ def test_whether_host_code_waits_for_steps_is_told_by_version_and_recipe(
 
 def test_modes_of_host_code_differ_in_steps_and_share_the_rest() -> None:
     waiting = [
-        replace(row, version="0.12.0", run_id="own", tpot_s=row.tpot_s + 0.002) for row in ROWS
+        replace(row, version="0.12.0", run_id="own_epnone_1", tpot_s=row.tpot_s + 0.002)
+        for row in ROWS
     ]
     calibrations = calibrate_engines([*ROWS, *waiting])
     overlapped, synchronous = (calibrations[host] for host in ("vllm", "vllm (synchronous)"))
@@ -395,7 +402,7 @@ def test_modes_of_host_code_differ_in_steps_and_share_the_rest() -> None:
 
 
 def test_an_engine_takes_the_calibration_of_its_other_mode_rather_than_none() -> None:
-    waiting = [replace(row, version="0.12.0", run_id="own") for row in ROWS]
+    waiting = [replace(row, version="0.12.0", run_id="own_epnone_1") for row in ROWS]
     calibrations = calibrate_engines(waiting)
     assert set(calibrations) == {"vllm (synchronous)"}
     assert calibration_of("vllm", calibrations) is calibrations["vllm (synchronous)"]

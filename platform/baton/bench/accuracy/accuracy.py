@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,9 +57,10 @@ _REDUCED_BYTES = 2.0
 switch sums. Source: NVLink SHARP (NVIDIA, Hopper architecture)."""
 _INFERENCE_X_LENGTHS = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
 """Source: InferenceMAX README, benchmark client configuration."""
-_INFERENCE_X_RUN = re.compile(r"\d{4}_\d\d_\d\d_")
-"""Its runs are named by their date; AIConfigurator's own, some of the same lengths, by their model.
-"""
+_OWN_RUN_MARK = "_epnone"
+"""In names of AIConfigurator's own runs, some of which have the same lengths. Those of InferenceX
+begin with a date, or end with a number of its database."""
+_NO_CLIENTS = "it does not say how many clients there were"
 _OVERLAPPED_SINCE = [0, 14]
 _SYNCHRONOUS = " (synchronous)"
 _MODELS_WITH_A_WAITING_CLIENT = frozenset({"meta-llama/Llama-3.1-8B-Instruct"})
@@ -275,8 +275,8 @@ def calibration_of(engine: str, calibrations: Calibrations) -> Calibration | Non
 
 def unfit_reason(row: MeasuredRow) -> str | None:
     """Why calibration leaves a row out; None if it is used."""
-    if row.disaggregated:
-        return "it measured separate pools"
+    if row.disaggregated or not row.concurrency:
+        return "it measured separate pools" if row.disaggregated else _NO_CLIENTS
     if row.ttft_s >= SATURATED_TTFT_S:
         return f"its time to first token of {row.ttft_s:.1f} s is a queue's"
     try:
@@ -311,6 +311,8 @@ def evaluate_rows(
 def _evaluate_row(row: MeasuredRow, calibrations: Calibrations) -> EvaluatedRow:
     if row.disaggregated and row.pools is None:
         raise ValueError("it measured separate pools, and does not say how many workers")
+    if not row.concurrency:
+        raise ValueError(_NO_CLIENTS)
     calibration = (
         calibrations.get(host_of(row))
         or calibration_of(row.backend, calibrations)
@@ -600,14 +602,9 @@ def _attention_s(shape: ModelShape, device: Accelerator, prompt_tokens: float) -
 def recipe_of(row: MeasuredRow) -> _Recipe:
     """The recipe of a row."""
     lengths = (row.prompt_tokens, row.output_tokens)
-    is_named_otherwise = bool(row.run_id) and not _is_inference_x_run(row)
-    if lengths in _INFERENCE_X_LENGTHS and not is_named_otherwise:
+    if lengths in _INFERENCE_X_LENGTHS and _OWN_RUN_MARK not in row.run_id:
         return _inference_x(row)
     return _fixed_lengths(row)
-
-
-def _is_inference_x_run(row: MeasuredRow) -> bool:
-    return _INFERENCE_X_RUN.match(row.run_id) is not None
 
 
 def _inference_x(row: MeasuredRow) -> _Recipe:

@@ -99,6 +99,7 @@ class MeasuredRow:
     tp: int
     pp: int
     concurrency: int
+    """Clients; 0: the row does not say how many."""
     ttft_s: float
     tpot_s: float
     dp: int = 1
@@ -172,7 +173,7 @@ def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
         dp=layout.dp,
         ep=layout.ep,
         pools=_parse_pools(fields, layout) if disaggregated else None,
-        concurrency=parse_tokens(fields["concurrency"], "concurrency", minimum=1),
+        concurrency=parse_tokens(fields["concurrency"] or 0, "concurrency", minimum=0),
         ttft_s=ttft_ms * _MILLI,
         tpot_s=tpot_ms * _MILLI,
         run_id=fields.get("id") or "",
