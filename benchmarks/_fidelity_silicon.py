@@ -11,10 +11,10 @@ from baton.bench.accuracy.accuracy import (
     Evaluation,
     calibrate_engines,
     evaluate_rows,
-    recipe_of,
     unfit_reason,
 )
 from baton.bench.accuracy.measurements import MeasuredRow, read_rows
+from baton.bench.accuracy.recipes import recipe_of
 from baton.perf.fitting.calibration import ErrorStats, MeasurementKind
 
 FIT_ROWS = tuple(

@@ -17,9 +17,7 @@ from baton.bench.accuracy.accuracy import (
     evaluate_rows,
     host_of,
     implausible_reason,
-    recipe_of,
     unfit_reason,
-    weight_dtype,
 )
 from baton.bench.accuracy.kernel_tables import (
     attention_observations,
@@ -35,6 +33,7 @@ from baton.bench.accuracy.measurements import (
     read_rows,
     splitwise_timing,
 )
+from baton.bench.accuracy.recipes import recipe_of, weight_dtype
 from baton.domain.errors import PreflightFailed, TraceInvalid
 from baton.perf.fitting.calibration import Calibration, MeasurementKind
 from baton.perf.hardware.accelerators import Dtype

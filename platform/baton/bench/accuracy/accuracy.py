@@ -1,13 +1,7 @@
-"""Compares measured rows with the performance model's predictions.
-
-Rows tell tokens and clients only. Recipes say how they were measured: from public scripts of
-benchmarks and documentation of engines, with named assumptions, independent of measured values.
-"""
+"""Compares measured rows with the performance model's predictions."""
 
 from __future__ import annotations
 
-import math
-import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +9,10 @@ from functools import partial
 from typing import NamedTuple
 
 from baton.bench.accuracy.measurements import MeasuredPools, MeasuredRow, WorkerLayout
+from baton.bench.accuracy.recipes import BLOCK_SIZE_TOKENS, recipe_of, weight_dtype
 from baton.domain.errors import BatonError
 from baton.perf.capacity import closed_loop
-from baton.perf.capacity.closed_loop import ClosedLoop, RequestLengths
+from baton.perf.capacity.closed_loop import RequestLengths
 from baton.perf.fitting.calibration import (
     Calibration,
     Conditions,
@@ -32,7 +27,7 @@ from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
 from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.hardware.efficiency import Efficiency, engine_efficiency
 from baton.perf.model import memory
-from baton.perf.model.known_models import dtype_hint, find_shape
+from baton.perf.model.known_models import find_shape
 from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch
 from baton.perf.steps.kernels import compute_dtype, is_narrow
@@ -44,7 +39,6 @@ from baton.simulator.workloads.trace import TraceRequest
 
 SATURATED_TTFT_S = 4.0
 """A longer TTFT is dominated by queueing for memory, not by the engine's speed."""
-_BLOCK_SIZE_TOKENS = 16
 _BEST_PRODUCTS = 0.97
 _BEST_NARROW_PRODUCTS = 0.85
 """Shares of the rated operations per second that the best product reaches, with 16-bit and narrower
@@ -55,19 +49,9 @@ _BEST_ATTENTION = 0.80
 _REDUCED_BYTES = 2.0
 """Per number that devices of a group sum up, twice a layer; each sends it at least once, if the
 switch sums. Source: NVLink SHARP (NVIDIA, Hopper architecture)."""
-_INFERENCE_X_LENGTHS = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
-"""Source: InferenceMAX README, benchmark client configuration."""
-_OWN_RUN_MARK = "_epnone"
-"""In names of AIConfigurator's own runs, some of which have the same lengths. Those of InferenceX
-begin with a date, or end with a number of its database."""
 _NO_CLIENTS = "it does not say how many clients there were"
 _OVERLAPPED_SINCE = [0, 14]
 _SYNCHRONOUS = " (synchronous)"
-_MODELS_WITH_A_WAITING_CLIENT = frozenset({"meta-llama/Llama-3.1-8B-Instruct"})
-_DATASET_PROMPTS = 100
-"""Source: AIPerf, `--num-dataset-entries`, its default."""
-_SEED = 0
-_UNBOUNDED = 1 << 40
 _UTILIZATION = 0.9
 """Of memory; the default of vLLM."""
 _MAX_SIMULATED_CLIENTS = 256
@@ -76,76 +60,6 @@ time and gives the same latencies while memory suffices."""
 _POOL_ROUNDS = 8
 """Of the number of decoding requests and the wait for prefill, which depend on each other."""
 _MAX_BUSY_FRACTION = 0.99
-_MAX_FRONTEND_BUSY_FRACTION = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
-    """One way of measuring."""
-
-    name: str
-    is_published: bool
-    kv: Dtype
-    experts: Dtype | None = None
-    """The type whose kernels compute the experts, where it is not the row's."""
-    fuses_quantization: bool = False
-    """Whether scales of activations are in the checkpoint, so that other kernels quantize."""
-    min_length_fraction: float = 1.0
-    """Lengths are uniform from this share of the nominal length to all of it."""
-    requests_per_client: int = 10
-    max_batched_tokens: int = 8192
-    reserved_slots: int = 0
-    """Slots of the batch, one per client, that no request gets."""
-    mixes_steps: bool = True
-    distinct_prompts: int | None = None
-    """Later prompts repeat these, so the prefix cache has them; None: all differ."""
-    gather_steps: int = 0
-    gather_tokens: int = 0
-    receive_interval_steps: int = 1
-    kv_fraction: float = 1.0
-    """Of the memory beside weights, for an engine that takes such a share."""
-    frontend_requests_per_s: float = math.inf
-    frontend_tokens_per_s: float = math.inf
-    """Both are the limits of the server in front of the engine."""
-
-    def is_engine_bound(self, row: MeasuredRow) -> bool:
-        """Whether the frontend was at most half busy, so that the row describes the engine."""
-        request_s = row.ttft_s + (row.output_tokens - 1) * row.tpot_s
-        requests_per_s = row.concurrency / request_s
-        tokens_per_s = requests_per_s * row.output_tokens
-        busy = requests_per_s / self.frontend_requests_per_s
-        return max(busy, tokens_per_s / self.frontend_tokens_per_s) <= _MAX_FRONTEND_BUSY_FRACTION
-
-    def draw_lengths(self, row: MeasuredRow) -> list[RequestLengths]:
-        """Lengths of the clients' requests, in order; equal for equal rows."""
-        rng = random.Random(_SEED)  # noqa: S311 - lengths, no secrets
-
-        def draw(nominal: int) -> int:
-            return rng.randint(max(2, int(nominal * self.min_length_fraction)), max(2, nominal))
-
-        count = row.concurrency * self.requests_per_client
-        lengths = [
-            RequestLengths(draw(row.prompt_tokens), draw(row.output_tokens)) for _ in range(count)
-        ]
-        if (first_repeated := self.distinct_prompts) is None:
-            return lengths
-        cached_tokens = max(0, row.prompt_tokens - _BLOCK_SIZE_TOKENS)
-        return [
-            each._replace(cached_tokens=cached_tokens if number >= first_repeated else 0)
-            for number, each in enumerate(lengths)
-        ]
-
-    def closed_loop(self, row: MeasuredRow, *, room: int = _UNBOUNDED) -> ClosedLoop:
-        """The load on the engine, whose KV cache has `room` for that many requests."""
-        return ClosedLoop(
-            clients=row.concurrency,
-            max_running_requests=max(1, min(row.concurrency - self.reserved_slots, room)),
-            max_batched_tokens=self.max_batched_tokens * row.dp,
-            max_prefill_delay_steps=self.gather_steps,
-            prefill_batch_tokens=self.gather_tokens,
-            mixes_steps=self.mixes_steps,
-            receive_interval_steps=self.receive_interval_steps,
-        )
 
 
 class _BusyFractions(NamedTuple):
@@ -404,7 +318,7 @@ def _predict_simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float,
     """Mean latencies of the simulated engine, which schedules and fills memory as vLLM does."""
     recipe, shape = recipe_of(row), find_shape(row.model)
     loop = recipe.closed_loop(row)
-    block_tokens = shape.block_tokens(_BLOCK_SIZE_TOKENS, recipe.kv, row.tp)
+    block_tokens = shape.block_tokens(BLOCK_SIZE_TOKENS, recipe.kv, row.tp)
     settings = V1Settings(
         timing=_roofline(row, efficiency),
         kv_blocks=_memory_fit(row).kv_blocks(block_tokens),
@@ -435,8 +349,8 @@ def _run_closed_loop(row: MeasuredRow, efficiency: Efficiency) -> closed_loop.Me
     )
 
 
-def _room(row: MeasuredRow) -> int:
-    """Requests that the engine's KV cache holds at once; unbounded where its memory is not known.
+def _room(row: MeasuredRow) -> int | None:
+    """Requests that the engine's KV cache holds at once; None where its memory is not known.
 
     vLLM admits a request by its prompt, so that each holds half of its output on average.
     TensorRT-LLM reserves all of it (`GUARANTEED_NO_EVICT`), in its share of the other memory.
@@ -445,7 +359,7 @@ def _room(row: MeasuredRow) -> int:
     reserves_all = row.backend == "trtllm" and recipe.is_published
     is_known = row.backend == "vllm" or reserves_all
     if recipe.distinct_prompts is not None or not is_known:
-        return _UNBOUNDED
+        return None
     memory_fit = _memory_fit(row, utilization=1.0 if reserves_all else _UTILIZATION)
     mean_length_fraction = (1.0 + recipe.min_length_fraction) / 2
     output_tokens = row.output_tokens if reserves_all else row.output_tokens / 2
@@ -597,185 +511,3 @@ def _attention_s(shape: ModelShape, device: Accelerator, prompt_tokens: float) -
     layers = shape.layers - shape.windowed_layers
     pairs = layers * prompt_tokens * prompt_tokens / 2
     return 2 * shape.heads * width * pairs / (device.flops_of(Dtype.FP8) * _BEST_ATTENTION)
-
-
-def recipe_of(row: MeasuredRow) -> _Recipe:
-    """The recipe of a row."""
-    lengths = (row.prompt_tokens, row.output_tokens)
-    if lengths in _INFERENCE_X_LENGTHS and _OWN_RUN_MARK not in row.run_id:
-        return _inference_x(row)
-    return _fixed_lengths(row)
-
-
-def _inference_x(row: MeasuredRow) -> _Recipe:
-    """Ten requests for each client, all clients at once, random lengths.
-
-    Settings are those of the scripts that started the engines, by model, type and generation of
-    the GPU. Disaggregated runs are taken to use the same.
-
-    Source: SemiAnalysisAI/InferenceX, `benchmarks/` and `benchmarks/single_node/`, early 2026.
-    """
-    match row.backend:
-        case "sglang":
-            return _inference_x_sglang(row)
-        case "trtllm":
-            return _inference_x_trtllm(row)
-        case _:
-            return _inference_x_vllm(row)
-
-
-def _inference_x_vllm(row: MeasuredRow) -> _Recipe:
-    """Keys and values in FP8 with FP8 and FP4 weights; experts keep them in 16 bits on Hopper.
-
-    MiniMax on Blackwell has a budget of two prompts. Hopper unpacks FP4 experts by Marlin kernels.
-    """
-    is_hopper, dtype = row.system in _HOPPER, weight_dtype(row)
-    has_experts = find_shape(row.model).experts is not None
-    is_16_bit = dtype not in {Dtype.FP8, Dtype.FP4, Dtype.INT8} or (
-        is_hopper if has_experts else row.system == "h100_sxm"
-    )
-    takes_two_prompts = "minimax" in row.model.lower() and not is_hopper
-    return _Recipe(
-        name="InferenceX",
-        is_published=True,
-        kv=Dtype.BF16 if is_16_bit else Dtype.FP8,
-        experts=Dtype.INT4 if is_hopper and dtype is Dtype.FP4 else None,
-        min_length_fraction=0.8,
-        max_batched_tokens=2 * row.prompt_tokens if takes_two_prompts else 8192,
-    )
-
-
-class _SglangLaunch(NamedTuple):
-    """Options of SGLang's server."""
-
-    chunk_tokens: int
-    few: int = 1
-    """Decode steps between looks for new requests, with few clients;"""
-    many: int = 1
-    """with 16 and more."""
-    kv: Dtype = Dtype.FP8
-
-
-_HOPPER = frozenset({"h100_sxm", "h200_sxm"})
-_SGLANG_LAUNCHES = {
-    ("deepseek", Dtype.FP8, True): _SglangLaunch(32768, kv=Dtype.BF16),
-    ("deepseek", Dtype.FP8, False): _SglangLaunch(32768, 10, 30),
-    ("deepseek", Dtype.FP4, False): _SglangLaunch(16384, 10, 30),
-    ("glm-5", Dtype.FP8, True): _SglangLaunch(8192, kv=Dtype.BF16),
-    ("glm-5", Dtype.FP8, False): _SglangLaunch(32768),
-    ("glm-5", Dtype.FP4, False): _SglangLaunch(32768, 10, 10),
-    ("qwen3.5", Dtype.BF16, False): _SglangLaunch(32768, 10, 30, Dtype.BF16),
-    ("qwen3.5", Dtype.FP8, False): _SglangLaunch(32768, 10, 30),
-    ("qwen3.5", Dtype.FP8, True): _SglangLaunch(16384),
-    ("qwen3.5", Dtype.FP4, False): _SglangLaunch(16384, 10, 30),
-}
-"""By family, type of the weights, and whether the GPU is of the Hopper generation."""
-_MANY_CLIENTS = 16
-
-
-def _inference_x_sglang(row: MeasuredRow) -> _Recipe:
-    """Steps with prompts have no decodes, as is SGLang's default."""
-    is_hopper, dtype, name = row.system in _HOPPER, weight_dtype(row), row.model.lower()
-    family = next((key[0] for key in _SGLANG_LAUNCHES if key[0] in name), "")
-    default = _SglangLaunch(8192, kv=Dtype.BF16 if is_hopper else Dtype.FP8)
-    launch = _SGLANG_LAUNCHES.get((family, dtype, is_hopper), default)
-    return _Recipe(
-        name="InferenceX, SGLang",
-        is_published=True,
-        kv=launch.kv,
-        min_length_fraction=0.8,
-        max_batched_tokens=launch.chunk_tokens,
-        mixes_steps=False,
-        receive_interval_steps=launch.many if row.concurrency >= _MANY_CLIENTS else launch.few,
-    )
-
-
-def _inference_x_trtllm(row: MeasuredRow) -> _Recipe:
-    """Keys and values in FP8, but gpt-oss on Hopper.
-
-    Sums, norms and activations quantize for dense models in FP8, whose scales are in the
-    checkpoints (`AllReduceFusionOp.RESIDUAL_RMS_NORM_QUANT_FP8`).
-
-    Prompts of 1k/1k runs wait for a batch. Those of dense models on fewer than eight devices wait
-    for up to 20 steps. Those of DeepSeek in FP8 on Blackwell with 64 to 255 clients for up to 40.
-    """
-    name, is_hopper, dtype = row.model.lower(), row.system in _HOPPER, weight_dtype(row)
-    recipe = _Recipe(
-        name="InferenceX, TensorRT-LLM",
-        is_published=True,
-        kv=Dtype.BF16 if dtype in {Dtype.BF16, Dtype.FP16} else Dtype.FP8,
-        fuses_quantization=dtype is Dtype.FP8 and find_shape(row.model).experts is None,
-        min_length_fraction=0.8,
-        max_batched_tokens=16384,
-        kv_fraction=0.9,
-    )
-    is_even = row.prompt_tokens == row.output_tokens
-    if "gpt-oss" in name:
-        kv = Dtype.BF16 if is_hopper else Dtype.FP8
-        return replace(recipe, kv=kv, max_batched_tokens=20000, kv_fraction=0.85)
-    if "deepseek" in name:
-        tokens = max(8192, row.prompt_tokens + row.concurrency + 64)
-        waits = is_even and dtype is Dtype.FP8 and not is_hopper and 64 <= row.concurrency < 256  # noqa: PLR2004 - as above
-        return replace(
-            recipe,
-            max_batched_tokens=tokens,
-            kv_fraction=0.75 if is_hopper else 0.8,
-            gather_steps=40 if waits else 0,
-            gather_tokens=int(0.8 * tokens) if waits else 0,
-        )
-    waits = is_even and row.tp < 8  # noqa: PLR2004 - as above
-    return replace(
-        recipe,
-        gather_steps=20 if waits else 0,
-        gather_tokens=int(0.9 * recipe.max_batched_tokens) if waits else 0,
-    )
-
-
-def _fixed_lengths(row: MeasuredRow) -> _Recipe:
-    """Runs of AIConfigurator: fixed lengths; how they were run is not published.
-
-    Rows on H100 are as if all clients began at once with ten requests each: with equal lengths,
-    they stay close together. vLLM's and TensorRT-LLM's steps hold about one or two prompts.
-    SGLang computes prompts in steps without decodes by default (`--enable-mixed-chunk`). Sweeps
-    over multiples of 1,000 tokens were run later, with the engines' default budgets. Their prompts
-    seem to repeat: vLLM and TensorRT-LLM hardly compute any. TensorRT-LLM does not reuse blocks of
-    models with windows.
-
-    TensorRT-LLM's rows of one model show one waiting client, as if the batch had a slot for each
-    and one slot were a dummy request's that pads CUDA graphs. On H100 they level off at 36 requests
-    and 9,000 tokens a second on any number of devices.
-
-    Keys and values have the engines' default type: FP8 if an NVIDIA checkpoint in FP8 says so, else
-    16 bits.
-    """
-    recipe = _Recipe(
-        name=f"fixed lengths, {row.backend}",
-        is_published=False,
-        kv=Dtype.FP8
-        if row.weights is Dtype.FP8 and row.model.startswith("nvidia/")
-        else Dtype.BF16,
-    )
-    if row.prompt_tokens % 1000 == 0:
-        repeats = row.backend != "sglang" and not find_shape(row.model).windowed_layers
-        return replace(recipe, distinct_prompts=_DATASET_PROMPTS if repeats else None)
-    match row.backend:
-        case "sglang":
-            return replace(recipe, mixes_steps=False)
-        case "trtllm":
-            return replace(
-                recipe,
-                max_batched_tokens=max(2048, 2 * row.prompt_tokens) + row.concurrency,
-                frontend_requests_per_s=36,
-                frontend_tokens_per_s=9000,
-                reserved_slots=int(row.model in _MODELS_WITH_A_WAITING_CLIENT),
-            )
-        case _:
-            return replace(recipe, max_batched_tokens=row.prompt_tokens + row.concurrency)
-
-
-def weight_dtype(row: MeasuredRow) -> Dtype:
-    """The type of most of its weights."""
-    shape = find_shape(row.model)
-    if shape.experts is not None and row.experts is not None:
-        return row.experts
-    return row.weights or dtype_hint(row.model) or Dtype.BF16
