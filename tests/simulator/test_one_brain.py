@@ -194,7 +194,7 @@ def test_the_live_driver_and_the_simulator_give_the_same_orders(
 
 
 def test_the_compared_runs_contain_every_command() -> None:
-    kills = [0.7, 0.71, 0.72, 0.73]
+    kills = [0.52, 0.53, 0.54, 0.55]
     said = told(LiveIngress, COUNTED, Disaggregate.ALWAYS, 1, kills=kills, freezes=[])
     kills = [0.65, 0.75, 0.9]
     said += told(LiveIngress, COUNTED, Disaggregate.ALWAYS, 1, kills=kills, freezes=[])

@@ -130,7 +130,7 @@ WARM_FRACTION = 0.4
 as there are replicas; here it takes until so much is forgone that a copy pays."""
 WHOLE_MEAN = 1.2
 """At most, of a policy that looks at nothing: the mean of all requests, the cold ones too."""
-MEAN, P90, P99 = 1.08, 1.2, 1.5
+MEAN, P90, P99 = 1.08, 1.25, 1.5
 """The same, of requests to warm caches. Where engines are idle most of the time, requests in turn
 never meet, and of those that go where they cost least some do: the slowest few wait longer."""
 FIXED_PREFILL = (
