@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -412,6 +413,20 @@ def test_late_first_tokens_are_for_prefill_when_it_is_busy_and_for_bursts_when_n
 
     assert bound(FleetKind.DISAGGREGATED, late) is Constraint.PREFILL_COMPUTE
     assert bound(FleetKind.DISAGGREGATED, early) is Constraint.BURSTS
+
+
+def test_a_rate_at_which_waits_grow_is_named_so_and_prompts_share_steps() -> None:
+    growing = replace(trial(25.0, holds=True), wait_grows=True)
+    growing = replace(growing, late_first_token_fraction=0.0, slow_stream_fraction=0.0)
+    short = replace(MIX, prompt_tokens=100)
+    found = find_bottleneck(candidate(FleetKind.DISAGGREGATED, 10.0, over=growing), short)
+    assert "at 25 requests/s the wait for first tokens grows" in found.reason
+    alone = find_bottleneck(candidate(FleetKind.DISAGGREGATED, 10.0, over=growing), MIX)
+    share, longer_share = (
+        int(re.search(r"takes (\d+)%", answer.reason)[1])  # type: ignore[index]
+        for answer in (found, alone)
+    )
+    assert share < 0.3 * longer_share
 
 
 def test_late_first_tokens_are_for_the_network_when_that_is_full() -> None:

@@ -411,28 +411,34 @@ def _first_token_bottleneck(
     prompt_s = _prompt_s(pools[0], mix, failed_trial.cached_fraction)
     engines = sum(pool.replicas * pool.engine_shape.settings.pipeline_stages for pool in pools)
     utilization = failed_trial.rate_per_s * prompt_s / engines
-    evidence = (
-        f"at {failed_trial.rate_per_s * candidate.scale_factor:.3g} requests/s"
-        f" {failed_trial.late_first_token_fraction:.0%} of first"
-        f" tokens are late"
+    late = failed_trial.late_first_token_fraction
+    evidence = f"at {failed_trial.rate_per_s * candidate.scale_factor:.3g} requests/s " + (
+        f"{late:.0%} of first tokens are late"
+        if failed_trial.margin < 0
+        else "the wait for first tokens grows"
     )
     if network := _network_bottleneck(candidate, failed_trial, mix):
         return Bottleneck(constraint=Constraint.NETWORK, reason=f"{evidence}: {network}")
     replicas_text = "all" if is_hybrid else f"the {pools[0].role}"
-    share = f"computing prompts alone takes {utilization:.0%} of {replicas_text} replicas' time"
+    share = f"computing prompts takes {utilization:.0%} of {replicas_text} replicas' time"
     if utilization >= _BUSY_FRACTION or candidate.fleet.kind is not FleetKind.DISAGGREGATED:
         return Bottleneck(constraint=Constraint.PREFILL_COMPUTE, reason=f"{evidence}: {share}")
     return Bottleneck(constraint=Constraint.BURSTS, reason=f"{evidence}, although {share}")
 
 
 def _prompt_s(pool: PlannedPool, mix: MeanRequest, cached_fraction: float) -> float:
-    settings = pool.engine_shape.settings
-    return prefill_s(
+    """Of a prompt among as many as share a step."""
+    settings, tokens = pool.engine_shape.settings, max(1, round(mix.prompt_tokens))
+    cached_tokens = min(tokens - 1, round(mix.prompt_tokens * cached_fraction))
+    prompts = max(1, settings.prompt_chunk_tokens // (tokens - cached_tokens))
+    together_s = prefill_s(
         settings.timing,
-        max(1, round(mix.prompt_tokens)),
-        cached_tokens=round(mix.prompt_tokens * cached_fraction),
+        tokens,
+        cached_tokens=cached_tokens,
         budget_tokens=settings.prompt_chunk_tokens,
+        prompts=prompts,
     )
+    return together_s / prompts
 
 
 def _network_bottleneck(candidate: Candidate, failed_trial: Trial, mix: MeanRequest) -> str | None:
