@@ -58,7 +58,7 @@ from baton.simulator.scenario import PoolPlan, Scenario
 from baton.simulator.v1.settings import V1Settings
 
 UNMEASURED = (
-    "Engines are modelled from data sheets and the model's shape, not measured; check the model"
+    "Engines are modelled from kernels, data sheets and the model's shape; check the model"
     " with 'baton calibrate ROWS.csv' or 'baton calibrate LOG' against your own measurements."
 )
 """The note of engines without a calibration."""
