@@ -21,7 +21,8 @@ from baton.perf.model.known_models import find_shape
 from baton.perf.model.layer_work import Matrix, attention_matrices
 from baton.perf.model.layers import Attention, StateMixer
 from baton.perf.step_timing import StepBatch, attention_pairs
-from baton.perf.steps.kernels import EngineKernels, context_s
+from baton.perf.steps.attention import context_s
+from baton.perf.steps.kernels import EngineKernels
 from baton.perf.steps.roofline import Roofline, StepParts
 from tests.perf.shapes import H100, LLAMA_70B
 

@@ -12,7 +12,7 @@ Source: Williams et al., Roofline (CACM 2009); formulas per product in Pope et a
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import Final
 
 from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
 from baton.perf.hardware.catalogue import CATALOGUE
@@ -26,7 +26,6 @@ from baton.perf.hardware.collectives import (
 )
 from baton.perf.hardware.efficiency import Efficiency, GemmCurve, gemm_curve
 from baton.perf.hardware.kernel_fits import (
-    SPARSE_PROMPT_TOKENS,
     WIDE_EXPERTS,
     ExpertWidths,
     KernelFits,
@@ -37,6 +36,15 @@ from baton.perf.hardware.kernel_fits import (
 )
 from baton.perf.model.layer_work import Matrix, per_device
 from baton.perf.model.layers import Attention, Experts, StateMixer
+from baton.perf.steps.attention import (
+    CHOSEN_TOKENS,
+    CONTEXTS,
+    AttentionCosts,
+    DecodeCurve,
+    PrefillAttention,
+    attention_costs,
+    has_chosen_latents,
+)
 
 _ACTIVATION_BYTES: Final = 2.0
 """Activations between products have 16 bits."""
@@ -44,11 +52,6 @@ _MEASURED_RANKS: Final = 8
 _LAUNCH_BYTES: Final = 256
 _LOW_LATENCY_TOKENS: Final = 1024
 """Of a device: DeepEP's mode for low latency has no room for more."""
-_CONTEXTS: Final = tuple(2.0**octave for octave in range(1, 18))
-"""Of a decode curve: 2, 4, ... 131,072 tokens."""
-_CHOSEN_TOKENS: Final = 2048
-"""Layers with an indexer attend to at most this number of tokens. Source: `index_topk` of
-DeepSeek-V3.2 and GLM-5."""
 _STATE_NUMBERS: Final = 128 * 128
 """Of a head's state in the tables, which has 32 bits."""
 _QUANTIZATION_LAUNCH_S: Final = 2.3e-6
@@ -77,9 +80,6 @@ _GEMM_TABLES: Final = {
     Dtype.INT8: "fp8",
     Dtype.FP4: "fp4",
 }
-
-DecodeCurve = tuple[float, ...]
-"""Seconds of one layer's decode attention at each of the contexts 2, 4, ... tokens."""
 
 
 class EngineKernels:
@@ -127,7 +127,7 @@ class EngineKernels:
         self._fuses_quantization = (
             fuses_quantization and self._gemm_grid is not None and is_narrow(self.inputs)
         )
-        self._costs: dict[tuple[str, Attention], _AttentionCosts] = {}
+        self._costs: dict[tuple[str, Attention], AttentionCosts] = {}
         self._expert_tables: dict[ExpertWidths, tuple[ExpertWidths, LogGrid] | None] = {}
         self._reads_by_bytes = efficiency.decode_tile == 1
         """Whether decode attention is limited by bytes on any device (XQA kernels)."""
@@ -266,7 +266,7 @@ class EngineKernels:
         """The grid and the costs of an attention, looked up once for all prompts."""
         fits, relative = self._attention_fits(attention)
         grid, scale = self._measured_prefill(fits, attention) or (None, 1.0)
-        is_sparse = _is_sparse(attention)
+        is_sparse = has_chosen_latents(attention)
         return PrefillAttention(
             grid=grid,
             scale=scale,
@@ -294,7 +294,7 @@ class EngineKernels:
             return None
         if attention.latent is None:
             return fits.prefill_attention(attention.head_dim, self._kv)
-        is_sparse = _is_sparse(attention)
+        is_sparse = has_chosen_latents(attention)
         grid = fits.sparse_prefill(self._kv) if is_sparse else fits.latent_prefill(self._kv)
         return None if grid is None else (grid, 1.0)
 
@@ -319,19 +319,19 @@ class EngineKernels:
     ) -> DecodeCurve:
         costs = self._attention_costs(device, attention)
         launch_s = self._efficiency.attention_launch_s
-        most = _CHOSEN_TOKENS if _is_sparse(attention) else _CONTEXTS[-1]
+        most = CHOSEN_TOKENS if has_chosen_latents(attention) else CONTEXTS[-1]
         return tuple(
             launch_s
             + requests
             * (costs.request_s + min(context, most) * costs.token_s + context * costs.index_s)
-            for context in _CONTEXTS
+            for context in CONTEXTS
         )
 
-    def _attention_costs(self, device: Accelerator, attention: Attention) -> _AttentionCosts:
+    def _attention_costs(self, device: Accelerator, attention: Attention) -> AttentionCosts:
         key = (device.name, attention)
         costs = self._costs.get(key)
         if costs is None:
-            costs = self._costs[key] = _attention_costs(
+            costs = self._costs[key] = attention_costs(
                 device, attention, self._efficiency, tp=self._tp, kv=self._kv
             )
         return costs
@@ -343,14 +343,14 @@ class EngineKernels:
             return None
         heads = per_device(attention.heads, self._tp)
         if attention.latent is not None:
-            is_sparse = _is_sparse(attention)
+            is_sparse = has_chosen_latents(attention)
             grid = fits.sparse_decode(self._kv) if is_sparse else fits.latent_decode(self._kv)
             if grid is None:
                 return None
-            most = _CONTEXTS[-1]
+            most = CONTEXTS[-1]
             if is_sparse and attention.indexer is None:
-                most = _CHOSEN_TOKENS
-            return tuple(grid.at(requests, min(context, most), heads) for context in _CONTEXTS)
+                most = CHOSEN_TOKENS
+            return tuple(grid.at(requests, min(context, most), heads) for context in CONTEXTS)
         found = fits.decode_attention(attention.head_dim, self._kv)
         if found is None or self._reads_by_bytes:
             return None
@@ -358,7 +358,7 @@ class EngineKernels:
         kv_heads = per_device(attention.kv_heads, self._tp)
         return tuple(
             scale * grid.at(requests * kv_heads, context, max(1.0, heads / kv_heads))
-            for context in _CONTEXTS
+            for context in CONTEXTS
         )
 
     def state_prefill_s(
@@ -450,137 +450,6 @@ class EngineKernels:
             far_s = network_dispatch_s(tokens * far, width, self._device)
             times.append(CollectiveTime(start_s, max(0.0, wire_s, far_s)))
         return min(times, key=sum, default=None)
-
-
-class PrefillAttention:
-    """One layer's prefill attention on one device."""
-
-    __slots__ = (
-        "_grid",
-        "_has_indexer",
-        "_heads",
-        "_is_sparse",
-        "_launch_s",
-        "_own",
-        "_relative",
-        "_scale",
-        "_window_tokens",
-    )
-
-    def __init__(  # noqa: PLR0913 - read for every prompt: plain fields, no object for them
-        self,
-        *,
-        grid: LogGrid | None,
-        scale: float,
-        is_sparse: bool,
-        has_indexer: bool,
-        heads: int,
-        window_tokens: int | None,
-        launch_s: float,
-        own: _AttentionCosts,
-        relative: _AttentionCosts | None,
-    ) -> None:
-        self._grid, self._scale, self._heads = grid, scale, heads
-        self._is_sparse, self._has_indexer = is_sparse, has_indexer
-        self._window_tokens, self._launch_s = window_tokens, launch_s
-        self._own, self._relative = own, relative
-
-    def seconds(self, tokens: int, pairs: float, ranks: int) -> float:
-        """Of prompts with these tokens and pairs in all, spread over `ranks`; taken as alike."""
-        if self._window_tokens is not None:
-            pairs = min(pairs, tokens * self._window_tokens)
-        if self._grid is None:
-            return self._sheet_s(self._own, tokens, pairs, ranks)
-        length = 2 * pairs / tokens - 1
-        length = max(length, 1.0)
-        if self._is_sparse:
-            seconds = self._sparse_s(self._grid, tokens / ranks, length)
-        else:
-            heads = self._heads * tokens / ranks / length
-            seconds = self._scale * self._grid.at_two(length, heads)
-        if self._relative is None:
-            return seconds
-        own_s = self._sheet_s(self._own, tokens, pairs, ranks)
-        return seconds * own_s / self._sheet_s(self._relative, tokens, pairs, ranks)
-
-    def _sparse_s(self, grid: LogGrid, tokens: float, length: float) -> float:
-        if not self._has_indexer:
-            length = min(length, _CHOSEN_TOKENS)
-        return self._launch_s + grid.at_two(length, self._heads) * tokens / SPARSE_PROMPT_TOKENS
-
-    def _sheet_s(self, costs: _AttentionCosts, tokens: int, pairs: float, ranks: int) -> float:
-        index_s = pairs / ranks * costs.index_s
-        if self._is_sparse:
-            pairs = min(pairs, tokens * _CHOSEN_TOKENS)
-        all_pairs = (pairs + tokens * costs.extra_pairs) / ranks
-        return self._launch_s + all_pairs * costs.pair_s + index_s
-
-
-def context_s(curve: DecodeCurve, context: float) -> float:
-    """Seconds at a context, linear between the points of the curve and beyond them."""
-    low, last = int(context).bit_length() - 2, len(curve) - 2
-    if low > last:
-        low = last
-    elif low < 0:
-        low = 0
-    start = 2 << low
-    return curve[low] + (curve[low + 1] - curve[low]) * (context - start) / start
-
-
-class _AttentionCosts(NamedTuple):
-    """Unit costs of one layer's attention."""
-
-    pair_s: float
-    """Prefill: a pair of tokens, two products of a head's width."""
-    extra_pairs: float
-    """Prefill: fixed cost of each token, as a number of pairs."""
-    token_s: float
-    """Decode: an attended token, by bytes of keys and values or by tiles of queries, whichever is
-    slower."""
-    request_s: float
-    """Decode: a request."""
-    index_s: float
-    """An indexer's score of a token, on each device for all of the indexer's heads."""
-
-
-def _is_sparse(attention: Attention) -> bool:
-    """Whether an indexer chooses the latents that are attended to."""
-    has_indexer = attention.indexer is not None or attention.shares_indexer
-    return has_indexer and attention.latent is not None
-
-
-def _attention_costs(
-    device: Accelerator, attention: Attention, efficiency: Efficiency, *, tp: int, kv: Dtype
-) -> _AttentionCosts:
-    heads, width = per_device(attention.heads, tp), DTYPE_BYTES[kv]
-    narrow = width < _ACTIVATION_BYTES
-    if attention.latent is None:
-        kv_heads = per_device(attention.kv_heads, tp)
-        pair_width = 2 * attention.head_dim
-        token_bytes = 2 * kv_heads * attention.head_dim * width
-        group = max(efficiency.decode_tile, -(-attention.heads // attention.kv_heads))
-        token_flops = 4 * kv_heads * group * attention.head_dim
-    else:
-        latent = attention.latent
-        kv_heads, rank = 1, latent.kv_rank + latent.rope_dim
-        pair_width = latent.nope_dim + latent.rope_dim + latent.value_dim
-        token_bytes = rank * width
-        token_flops = 2 * max(efficiency.decode_tile, heads) * (rank + latent.kv_rank)
-    rate = device.flops_of(Dtype.BF16)
-    indexer = attention.indexer
-    index_width = 0 if indexer is None else indexer.heads * indexer.dim
-    return _AttentionCosts(
-        pair_s=2 * heads * pair_width / (rate * efficiency.prefill_attention),
-        extra_pairs=efficiency.prefill_extra_pairs_fp8
-        if narrow
-        else efficiency.prefill_extra_pairs,
-        token_s=max(
-            token_bytes / (device.memory_bytes_per_s * efficiency.decode_memory),
-            token_flops / (rate * efficiency.decode_compute),
-        ),
-        request_s=kv_heads * efficiency.attention_pair_s,
-        index_s=2 * index_width / (rate * efficiency.prefill_attention),
-    )
 
 
 def compute_dtype(weights: Dtype, accelerator: Accelerator) -> Dtype:

@@ -18,7 +18,8 @@ from baton.perf.model.layer_work import Matrix, layer_kinds, per_device
 from baton.perf.model.layers import Attention, Experts, StateMixer
 from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch
-from baton.perf.steps.kernels import DecodeCurve, EngineKernels, context_s, is_narrow
+from baton.perf.steps.attention import DecodeCurve, context_s
+from baton.perf.steps.kernels import EngineKernels, is_narrow
 
 _ALL_REDUCES = 2
 """Per layer: after attention and after the feed-forward."""
