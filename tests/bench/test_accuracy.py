@@ -109,7 +109,7 @@ def test_rows_that_cannot_be_evaluated_are_named_with_the_reason() -> None:
         replace(ROW, system="h1000"),
         replace(ROW, tp=1, weights=Dtype.BF16),
         replace(ROW, disaggregated=True),
-        replace(ROW, concurrency=0),
+        replace(ROW, problem="it does not say how many clients"),
         ROW,
     ]
     judgement = evaluate_rows(rows)
@@ -542,12 +542,29 @@ def test_the_type_of_the_products_counts_before_that_of_the_model(
 
 
 @pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (GOOD.replace("fp8,agg", "fp7,agg").replace(",fp8,,", ",,,"), "got 'fp7', expected one of"),
+        (GOOD.rsplit(",", 1)[0] + ",", "how many clients"),
+    ],
+)
+def test_a_row_with_an_unknown_type_or_no_clients_costs_itself_only(
+    line: str, problem: str
+) -> None:
+    rows, skipped = read_rows([HEADER, GOOD, line], "rows")
+    assert skipped == 0
+    judgement = evaluate_rows(rows)
+    assert [row.row.line for row in judgement.evaluated] == [2]
+    assert problem in judgement.skipped[0].reason
+    assert unfit_reason(rows[1]) == judgement.skipped[0].reason
+
+
+@pytest.mark.parametrize(
     ("bad", "what"),
     [
         (GOOD.replace(",121.5,", ",soon,"), "silicon_ttft_ms is 'soon', expected a number"),
         (GOOD.replace(",17.4,", ",0,"), "silicon_tpot_ms is 0, expected more than 0"),
         (GOOD.replace(",1024,", ",0,"), "isl is '0'"),
-        (GOOD.replace("fp8,agg", "fp7,agg").replace(",fp8,,", ",,,"), "is 'fp7', expected one of"),
         (GOOD.replace("meta-llama/Llama-3.1-70B", ""), "model_path is missing"),
         ("vllm,0.12", "model_path is missing: the row is too short"),
         (GOOD + ",1,2,3", "more fields than the header has columns"),

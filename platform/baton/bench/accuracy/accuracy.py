@@ -49,7 +49,6 @@ _BEST_ATTENTION = 0.80
 _REDUCED_BYTES = 2.0
 """Per number that devices of a group sum up, twice a layer; each sends it at least once, if the
 switch sums. Source: NVLink SHARP (NVIDIA, Hopper architecture)."""
-_NO_CLIENTS = "it does not say how many clients there were"
 _OVERLAPPED_SINCE = [0, 14]
 _SYNCHRONOUS = " (synchronous)"
 _UTILIZATION = 0.9
@@ -189,8 +188,8 @@ def calibration_of(engine: str, calibrations: Calibrations) -> Calibration | Non
 
 def unfit_reason(row: MeasuredRow) -> str | None:
     """Why calibration leaves a row out; None if it is used."""
-    if row.disaggregated or not row.concurrency:
-        return "it measured separate pools" if row.disaggregated else _NO_CLIENTS
+    if row.disaggregated or row.problem:
+        return row.problem or "it measured separate pools"
     if row.ttft_s >= SATURATED_TTFT_S:
         return f"its time to first token of {row.ttft_s:.1f} s is a queue's"
     try:
@@ -225,8 +224,8 @@ def evaluate_rows(
 def _evaluate_row(row: MeasuredRow, calibrations: Calibrations) -> EvaluatedRow:
     if row.disaggregated and row.pools is None:
         raise ValueError("it measured separate pools, and does not say how many workers")
-    if not row.concurrency:
-        raise ValueError(_NO_CLIENTS)
+    if row.problem:
+        raise ValueError(row.problem)
     calibration = (
         calibrations.get(host_of(row))
         or calibration_of(row.backend, calibrations)

@@ -99,7 +99,7 @@ class MeasuredRow:
     tp: int
     pp: int
     concurrency: int
-    """Clients; 0: the row does not say how many."""
+    """Clients; 0 if they are not known."""
     ttft_s: float
     tpot_s: float
     dp: int = 1
@@ -108,6 +108,8 @@ class MeasuredRow:
     """Groups of devices among which experts are divided."""
     pools: MeasuredPools | None = None
     """Of a disaggregated run, if its workers are known; `tp` to `ep` are then the prefill's."""
+    problem: str = ""
+    """Why nothing can be predicted for it: clients are missing, or a type is not known."""
     run_id: str = ""
     """Column `id`: tells who measured."""
 
@@ -157,14 +159,19 @@ def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
     weights_name = fields.get("gemm_quant_mode") or fields.get("precision")
     disaggregated = (fields.get("mode") or "agg") != "agg"
     layout = _parse_layout(fields, "prefill_" if disaggregated else "")
+    weights, experts = (
+        _DTYPES.get((name or "").lower()) for name in (weights_name, fields.get("moe_quant_mode"))
+    )
+    concurrency = parse_tokens(fields["concurrency"] or 0, "concurrency", minimum=0)
     return MeasuredRow(
         line=line,
         backend=_required_text(fields, "backend"),
         version=fields.get("backend_version") or "",
         model=_required_text(fields, "model_path"),
         system=_required_text(fields, "system"),
-        weights=_parse_dtype(weights_name, "gemm_quant_mode"),
-        experts=_parse_dtype(fields.get("moe_quant_mode"), "moe_quant_mode"),
+        weights=weights,
+        experts=experts,
+        problem=_problem(fields, weights_name, concurrency),
         disaggregated=disaggregated,
         prompt_tokens=parse_tokens(fields["isl"], "isl", minimum=1),
         output_tokens=parse_tokens(fields["osl"], "osl", minimum=2),
@@ -173,11 +180,20 @@ def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
         dp=layout.dp,
         ep=layout.ep,
         pools=_parse_pools(fields, layout) if disaggregated else None,
-        concurrency=parse_tokens(fields["concurrency"] or 0, "concurrency", minimum=0),
+        concurrency=concurrency,
         ttft_s=ttft_ms * _MILLI,
         tpot_s=tpot_ms * _MILLI,
         run_id=fields.get("id") or "",
     )
+
+
+def _problem(fields: Mapping[str, str], weights_name: str | None, concurrency: int) -> str:
+    names = {"gemm_quant_mode": weights_name, "moe_quant_mode": fields.get("moe_quant_mode")}
+    for column, name in names.items():
+        if name and name.lower() not in _DTYPES:
+            known = ", ".join(sorted(_DTYPES))
+            return f"{column}: got {name!r}, expected one of {known}"
+    return "" if concurrency else "it does not say how many clients there were"
 
 
 def _parse_layout(fields: Mapping[str, str], prefix: str) -> WorkerLayout:
@@ -204,15 +220,6 @@ def _parse_pools(fields: Mapping[str, str], prefill: WorkerLayout) -> MeasuredPo
         decode=_parse_layout(fields, "decode_"),
         decode_workers=decode_workers,
     )
-
-
-def _parse_dtype(text: str | None, column: str) -> Dtype | None:
-    if not text:
-        return None
-    dtype = _DTYPES.get(text.lower())
-    if dtype is None:
-        raise ValueError(f"{column} is {text!r}, expected one of {', '.join(sorted(_DTYPES))}")
-    return dtype
 
 
 class LoggedRequest(NamedTuple):
