@@ -168,6 +168,22 @@ def test_many_steps_at_once_are_the_same_as_one_at_a_time(groups: int) -> None:
         assert outcome.cached_tokens == other.cached_tokens
 
 
+def test_an_objective_of_the_itl_is_met_in_many_steps_at_once_as_in_one_at_a_time() -> None:
+    def is_met(limit_s: float, stretch_s: float) -> list[bool]:
+        slo = Slo(itl_p99_s=limit_s)
+        made = scenario(
+            pool(Role.MIXED, 2),
+            rules=ServiceRules(slos=SloClasses(classes={"default": slo})),
+            reporting=ReportingOptions(max_step_run_s=stretch_s),
+        )
+        return [outcome.slo_met for outcome in simulate(made, trace(40)).outcomes]
+
+    for limit_s, min_met, max_met in ((0.2, 40, 40), (0.012, 1, 39), (1e-3, 0, 5)):
+        met = is_met(limit_s, 100.0)
+        assert met == is_met(limit_s, 1e-9)
+        assert min_met <= sum(met) <= max_met
+
+
 # ---------------------------------------------------------------------- closed forms
 def test_a_handoff_takes_its_prefill_its_bytes_and_its_messages() -> None:
     made = scenario(*PAIR, disaggregate=SPLIT, latency_s=0.01)

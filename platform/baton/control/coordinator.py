@@ -443,7 +443,7 @@ class Coordinator:
         """Pass on the outputs of one engine step: for legs of requests, for probes, or late."""
         deliveries: list[Delivery] = []
         lifecycle, replica_id, get_leg = self._lifecycle, event.replica_id, self._legs.get_running
-        get_request = self._requests.get
+        get_request, steps = self._requests.get, event.steps
         for output in event.outputs:
             dispatched = get_leg(output.leg_id)
             if dispatched is None or dispatched.replica_id != replica_id:
@@ -466,7 +466,7 @@ class Coordinator:
             elif output.finish in FAILED_FINISHES:
                 lifecycle.on_failed_output(state, output, now_s)
             else:
-                deliveries.append(lifecycle.on_decode_output(state, output, dispatched, now_s))
+                deliveries.append(lifecycle.on_decode_output(state, output, dispatched, now_s, steps))
         if deliveries:
             # First, so that a client has its last token before its request is recorded as ended.
             lifecycle.commands.insert(0, Deliver(deliveries=tuple(deliveries)))

@@ -324,9 +324,14 @@ class RequestLifecycle:
     # -------------------------------------------------------------- tokens and handoff
 
     def on_decode_output(
-        self, state: RequestState, output: LegOutput, dispatched: DispatchedLeg, now_s: float
+        self,
+        state: RequestState,
+        output: LegOutput,
+        dispatched: DispatchedLeg,
+        now_s: float,
+        steps: int = 1,
     ) -> Delivery:
-        """Journal the tokens of a local or decode leg and pass them on."""
+        """Journal the tokens of a local or decode leg, from one step or more, and pass them on."""
         _, token_ids, finish, stop_reason, _, cached_tokens, detail, _, cache_use = output
         if cached_tokens is not None:
             self._leg_recorder.record_cached(state, dispatched, cached_tokens, now_s)
@@ -335,7 +340,7 @@ class RequestLifecycle:
         if not state.generated:
             cached_tokens, cache_use = self._reported_cache_use(state, dispatched)
         if token_ids:
-            self._record_tokens(state, token_ids, dispatched, now_s)
+            self._record_tokens(state, token_ids, dispatched, now_s, steps)
             if state.phase is not Phase.DECODE:
                 self._begin_stream(state, output, dispatched, now_s)
         if finish is not None:
@@ -367,13 +372,14 @@ class RequestLifecycle:
         token_ids: tuple[int, ...],
         dispatched: DispatchedLeg,
         now_s: float,
+        steps: int = 1,
     ) -> None:
         """Keep tokens that go on to the client."""
         if state.last_token_at_s is None:
             state.first_token_at_s = now_s
             self._fleet_model.on_first_token(state, dispatched.replica_id, now_s)
-        elif (gap_s := now_s - state.last_token_at_s) > state.itl_threshold_s:
-            state.record_itl(gap_s)
+        elif (gap_s := (now_s - state.last_token_at_s) / steps) > state.itl_threshold_s:
+            state.record_itl(gap_s, steps)
         state.last_token_at_s = now_s
         state.generated.extend(token_ids)
 

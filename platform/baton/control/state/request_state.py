@@ -269,11 +269,11 @@ class RequestState:
             return prompt.extended(len(self.generated))
         return (*prompt, *self.generated) if self.generated else prompt
 
-    def record_itl(self, gap_s: float) -> None:
-        """Take in a time between two of its tokens, if it is above `itl_threshold_s`."""
+    def record_itl(self, gap_s: float, gaps: int = 1) -> None:
+        """Take in times between its tokens, which are alike, if above `itl_threshold_s`."""
         self.max_itl_s = self.itl_threshold_s = max(self.max_itl_s, gap_s)
         if (limit_s := self.slo.itl_p99_s) is not None:
-            self.itl_violations += gap_s > limit_s
+            self.itl_violations += gaps * (gap_s > limit_s)
             self.itl_threshold_s = min(limit_s, self.max_itl_s)
 
     def new_leg(

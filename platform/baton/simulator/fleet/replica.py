@@ -430,7 +430,11 @@ class VirtualReplica:
             if output.finish is not None:
                 del owners[output.leg_id]
         for session, share in outputs_by_session.items():
-            produced = StepCompleted(replica_id=self.facts.replica_id, outputs=tuple(share))
+            produced = StepCompleted(
+                replica_id=self.facts.replica_id,
+                outputs=tuple(share),
+                steps=len(share[0].token_ids) or 1,  # a virtual engine's steps give a token each
+            )
             self._send(session, produced)
 
     # ------------------------------------------------------------------ commands of the engine
