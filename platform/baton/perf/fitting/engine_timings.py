@@ -427,8 +427,8 @@ def _cached_answers(model: EngineTiming) -> _Answers:
 class CachedTiming:
     """An `EngineTiming` that multiplies another by `factor`, with a cache of the other's answers.
 
-    Placement asks per candidate, and many questions depend on the request alone. Prefill beside
-    decodes is not cached: only one in a hundred such questions repeats.
+    Placement asks per candidate, and many questions depend on the request alone. Others are not
+    cached (prefill beside decodes, a step of several): only one in a hundred of these repeats.
     """
 
     __slots__ = ("_answers", "_model", "_prefill_s", "_request_s", "_step_s", "factor")
@@ -456,6 +456,8 @@ class CachedTiming:
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         """As the model, corrected."""
+        if running > 1:
+            return self.factor * self._model.step_s(running=running, context_tokens=context_tokens)
         return self.factor * self._step_s(running, context_tokens)
 
     def decode_request_s(self, *, context_tokens: int = 0) -> float:

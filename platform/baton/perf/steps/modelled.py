@@ -77,21 +77,13 @@ class ModelledTiming:
         finished_prompts = min(prompts, tokens // length_tokens)
         return self.steps.step_s(
             StepBatch(
-                prefill_tokens=tokens,
-                prefill_requests=prompts,
-                prefill_pairs=pairs,
-                prefill_context_tokens=prefix_tokens,
-                decode_requests=running,
-                decode_context_tokens=context_tokens,
-                finished_prefills=finished_prompts,
+                tokens, prompts, pairs, prefix_tokens, running, context_tokens, finished_prompts
             )
         )
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         """One step that decodes for `running` requests and prefills nothing."""
-        return self.steps.step_s(
-            StepBatch(decode_requests=running, decode_context_tokens=context_tokens)
-        )
+        return self.steps.step_s(StepBatch(0, 0, 0.0, 0, running, context_tokens))
 
     def decode_request_s(self, *, context_tokens: int = 0) -> float:
         """Time that a second request adds to each step; the first pays for reading the weights."""
@@ -111,14 +103,7 @@ class ModelledTiming:
         *,
         is_last: bool = False,
     ) -> float:
+        pairs = attention_pairs(tokens, prefix_tokens)
         return self.steps.step_s(
-            StepBatch(
-                prefill_tokens=tokens,
-                prefill_requests=1,
-                prefill_pairs=attention_pairs(tokens, prefix_tokens),
-                prefill_context_tokens=prefix_tokens,
-                decode_requests=running,
-                decode_context_tokens=context_tokens,
-                finished_prefills=int(is_last),
-            )
+            StepBatch(tokens, 1, pairs, prefix_tokens, running, context_tokens, int(is_last))
         )

@@ -25,6 +25,8 @@ _ALL_REDUCES = 2
 """Per layer: after attention and after the feed-forward."""
 _ACTIVATION_BYTES = 2.0
 """Activations between products have 16 bits."""
+_MAX_PREFILLS = 4096
+"""Prompts whose attention is kept: more than are under way at a time."""
 
 
 class StepParts(NamedTuple):
@@ -87,12 +89,12 @@ class Roofline:
         "_fixed_s",
         "_gemm_factor",
         "_kernels",
-        "_last_prefill",
         "_layer_cache",
         "_layer_kinds",
         "_output_cache",
         "_pp",
         "_prefill_attentions",
+        "_prefill_cache",
         "_prefill_step_s",
         "_request_s",
         "_shape",
@@ -154,8 +156,8 @@ class Roofline:
             (count, self._kernels.prefill_attention(attention))
             for attention, count in self._attentions.items()
         ]
-        self._last_prefill: tuple[int, float, int, float] | None = None
-        """Tokens, pairs and ranks of the last prefill, and its attention's seconds."""
+        self._prefill_cache: dict[tuple[int, float, int], float] = {}
+        """By tokens, pairs and ranks: attention's seconds."""
         self._fixed_s, self._request_s = efficiency.step_s, efficiency.request_s
         self._prefill_step_s = efficiency.prefill_layer_s * shape.layers
         self._attention_factor = efficiency.attention
@@ -229,11 +231,14 @@ class Roofline:
         """Prompts' and decodes' attention, in one launch where there are both."""
         tokens, requests, seconds = batch.prefill_tokens, batch.decode_requests, 0.0
         if tokens:
-            ranks = min(self._dp, max(1, batch.prefill_requests))
+            ranks = 1 if self._dp == 1 else min(self._dp, max(1, batch.prefill_requests))
             seconds = self._prefill_attention_s(tokens, batch.prefill_pairs, ranks)
         if requests:
             decode_s = self._decode_attention_s(requests, batch.decode_context_tokens)
-            seconds += max(0.0, decode_s - self._decode_launch_s) if tokens else decode_s
+            if tokens:
+                decode_s -= self._decode_launch_s
+            if decode_s > 0:
+                seconds += decode_s
         return seconds
 
     def _layer_costs(self, tokens: int, ranks: int = 1) -> _TokenCosts:
@@ -328,10 +333,10 @@ class Roofline:
         )
 
     def _prefill_attention_s(self, tokens: int, pairs: float, ranks: int) -> float:
-        """Of all layers; placement asks of one prompt beside the decodes of several engines."""
-        last = self._last_prefill
-        if last is not None and last[:3] == (tokens, pairs, ranks):
-            return last[3]
+        """Of all layers; placement asks of one prompt several times, and its engine later."""
+        cached = self._prefill_cache.get((tokens, pairs, ranks))
+        if cached is not None:
+            return cached
         seconds = 0.0
         for count, attention in self._prefill_attentions:
             seconds += count * attention.seconds(tokens, pairs, ranks)
@@ -339,7 +344,9 @@ class Roofline:
             count * self._kernels.state_prefill_s(state, tokens, pairs, ranks=ranks)
             for state, count in self._states.items()
         )
-        self._last_prefill = (tokens, pairs, ranks, seconds)
+        if len(self._prefill_cache) >= _MAX_PREFILLS:
+            self._prefill_cache.clear()
+        self._prefill_cache[tokens, pairs, ranks] = seconds
         return seconds
 
     def _decode_attention_s(self, requests: int, context: int) -> float:
