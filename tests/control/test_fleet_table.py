@@ -123,6 +123,21 @@ def test_a_leg_that_ends_after_a_report_is_no_load_of_others() -> None:
     fleet.check_integrity()
 
 
+def test_a_leg_that_ends_after_a_report_runs_no_more() -> None:
+    fleet = table("a")
+    for number in range(3):
+        fleet.on_leg_sent("a", f"leg{number}", 10)
+    fleet.on_load_report("a", Load(running_requests=5, queued_requests=1), 1.0, received_legs=2)
+    fleet.on_leg_ended("a", "leg0", 10)
+    assert view(fleet).load.running_requests == 4
+    fleet.on_leg_ended("a", "leg2", 10)  # no report knows of it
+    assert view(fleet).load.running_requests == 4
+    fleet.on_load_report("a", Load(queued_requests=1), 2.0, received_legs=3)
+    fleet.on_leg_ended("a", "leg1", 10)  # it waited when the report was made
+    assert (view(fleet).load.running_requests, view(fleet).load.queued_requests) == (0, 1)
+    fleet.check_integrity()
+
+
 def test_adapters_of_legs_are_needed_until_their_legs_end() -> None:
     fleet = FleetTable()
     fleet.add(replica_facts("a", Role.MIXED), 0.0)

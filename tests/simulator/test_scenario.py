@@ -23,6 +23,7 @@ from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions
 from baton.simulator.fleet.plans import UNBOUNDED_LIMITS
 from baton.simulator.fleet.replica import ReportingOptions
+from baton.simulator.outcome import Outcome, mean
 from baton.simulator.scenario import (
     ClosedLoop,
     Kill,
@@ -499,10 +500,12 @@ def test_no_more_requests_are_admitted_than_decode_replicas_pull_for(max_pulls: 
         ),
         crowd,
     )
-    in_time = [outcome.ttft_s <= ttft_s for outcome in run.outcomes if outcome.ok]
-    assert all(in_time)
+    ttfts_s = [outcome.ttft_s for outcome in run.outcomes if outcome.ok]
+    assert max(ttfts_s) < 1.02 * ttft_s
+    in_time = sum(served_s <= ttft_s for served_s in ttfts_s)
+    assert in_time >= 0.99 * len(ttfts_s)
     # In 5 s there are 980 steps of 5.1 ms, each of which begins max_pulls streams.
-    assert len(in_time) > 0.9 * 980 * max_pulls
+    assert in_time > 0.9 * 980 * max_pulls
 
 
 def test_an_index_is_used_for_shared_prefixes_only() -> None:
@@ -517,9 +520,32 @@ def test_an_index_is_used_for_shared_prefixes_only() -> None:
 
 
 def test_large_fleets_report_less_often() -> None:
-    assert throttled_reporting(100, 1).report_interval_s == 0.25
-    assert throttled_reporting(1000, 1).report_interval_s == 2.5
-    assert throttled_reporting(100, 4).report_interval_s == 1.0
+    assert throttled_reporting(50, 1).report_interval_s == 0.25
+    assert throttled_reporting(1000, 1).report_interval_s == 5.0
+    assert throttled_reporting(100, 4).report_interval_s == 2.0
+    assert throttled_reporting(50, 1).max_step_run_s == 1.0
+    assert throttled_reporting(1000, 1).max_step_run_s == 10.0
+
+
+def test_a_fleet_that_reports_less_often_serves_as_one_that_reports_as_live() -> None:
+    def mean_ttft_s(reporting: ReportingOptions) -> float:
+        made = scenario(pool(Role.MIXED, 120), reporting=reporting)
+        return mean([one.ttft_s for one in simulate(made, trace(3000, rate_per_s=600.0)).outcomes])
+
+    live, throttled = ReportingOptions(report_unchanged=False), throttled_reporting(1000, 1)
+    assert mean_ttft_s(throttled) == pytest.approx(mean_ttft_s(live), rel=0.02)
+
+
+def test_reports_go_on_in_their_rhythm_after_a_time_without_a_change() -> None:
+    def outcomes(max_gap_s: float) -> tuple[tuple[Outcome, ...], int]:
+        reporting = ReportingOptions(report_unchanged=False, max_report_gap_s=max_gap_s)
+        made = scenario(pool(Role.MIXED, 8), reporting=reporting, coordinators=2)
+        run = simulate(made, trace(30, rate_per_s=1.0))
+        return run.outcomes, run.event_count
+
+    sleeping, waking = outcomes(float("inf")), outcomes(1e9)
+    assert sleeping[0] == waking[0]
+    assert sleeping[1] < 0.7 * waking[1]
 
 
 def test_without_sharing_no_replica_reports_its_cache() -> None:

@@ -242,7 +242,7 @@ def test_links_are_reported_when_something_is_new() -> None:
     stage.target.submit(stage.own, handoff(stage.prefilled()))
     stage.let_pass(0.1)
     for _ in range(2):
-        stage.target.heartbeat()
+        stage.target.report_if_due()
         stage.let_pass(0.01)
     (report,) = stage.ear.of(LinksReported)
     (link,) = report.links

@@ -53,6 +53,7 @@ from baton.simulator.fleet.plans import (
     throttled_reporting,
     timing_priors,
 )
+from baton.simulator.fleet.replica import MAX_STEP_RUN_S
 from baton.simulator.fleet.samples import PoolSample, Sample, Sampler
 from baton.simulator.fleet.scaling_log import (
     EMPTY_SCALING_REPORT,
@@ -181,7 +182,10 @@ class Simulation:
         self._limits = limits_for(reporting, scenario.limits)
         if scenario.autoscaler is not None:  # stale data would pause it
             reporting = replace(
-                reporting, max_report_gap_s=min(reporting.max_report_gap_s, _MAX_REPORT_GAP_S)
+                reporting,
+                report_interval_s=min(reporting.report_interval_s, _MAX_REPORT_GAP_S),
+                max_report_gap_s=min(reporting.max_report_gap_s, _MAX_REPORT_GAP_S),
+                max_step_run_s=min(reporting.max_step_run_s, MAX_STEP_RUN_S),
             )
         options = FleetOptions(
             seed=scenario.seed, latency_s=scenario.latency_s, reporting=reporting

@@ -218,7 +218,8 @@ class FleetTable:
                 sent.streams.add(leg_id)
             if adapter is not None:
                 sent.unreported_adapters[leg_id] = sent.live_adapters[leg_id] = adapter
-            updated = _with_changes(view, (1, tokens, decodes), (1, tokens), sent.adapter_names)
+            added, adapters = (1, tokens, decodes), sent.adapter_names
+            updated = _with_changes(view, added, (1, tokens), adapters, view.load)
             self._replace_view(replica_id, updated)
 
     def on_leg_ended(self, replica_id: str, leg_id: str, tokens: int) -> None:
@@ -232,9 +233,14 @@ class FleetTable:
             sent.live_adapters.pop(leg_id, None)
             inflight_change = (-1, -tokens, -decoded)
             unreported_change = (-was_unreported, -was_unreported * tokens)
+            load = view.load
+            if not was_unreported and load.running_requests:
+                sent.reported -= 1
+                self._own_reported_legs -= 1
+                load = load._replace(running_requests=load.running_requests - 1)
             self._replace_view(
                 replica_id,
-                _with_changes(view, inflight_change, unreported_change, sent.adapter_names),
+                _with_changes(view, inflight_change, unreported_change, sent.adapter_names, load),
             )
 
     def on_leg_unsent(self, replica_id: str, leg_id: str) -> None:
@@ -291,11 +297,12 @@ def _with_changes(
     inflight: tuple[int, int, int],
     unreported: tuple[int, int],
     adapters: tuple[frozenset[str], frozenset[str]],
+    load: Load,
 ) -> ReplicaView:
     """A view with added legs, tokens and streams. `replace` takes four times as long."""
     return ReplicaView(
         facts=view.facts,
-        load=view.load,
+        load=load,
         load_received_at_s=view.load_received_at_s,
         draining=view.draining,
         health=view.health,

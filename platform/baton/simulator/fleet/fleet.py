@@ -104,7 +104,8 @@ class VirtualFleet:
         self.replicas[replica_id] = replica
         for ingress in self.ingresses:
             ingress.join(replica, self._latency_s())
-        self._start_heartbeats(replica)
+        interval_s = self._options.reporting.report_interval_s
+        replica.begin_heartbeats(self._random.uniform(0, interval_s))
         return replica
 
     def kill(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
@@ -202,17 +203,6 @@ class VirtualFleet:
     def _latency_s(self) -> float:
         spread = self._options.latency_spread
         return self._options.latency_s * self._random.uniform(1 - spread, 1 + spread)
-
-    def _start_heartbeats(self, replica: VirtualReplica) -> None:
-        """Send heartbeats from a random phase on, while the replica lives."""
-        interval_s = self._options.reporting.report_interval_s
-
-        def beat() -> None:
-            if replica.is_alive:
-                replica.heartbeat()
-                self.timeline.call_later(interval_s, beat)
-
-        self.timeline.call_later(self._random.uniform(0, interval_s), beat)
 
     def _on_end(self, record: RequestRecord) -> None:
         self.ended += 1

@@ -16,7 +16,7 @@ from baton.policy.resilience.hedging import HedgeOptions
 from baton.policy.resilience.retry_budget import RetryOptions
 from baton.simulator.faults import ScheduledEvent, SetBandwidth, Start, Stop
 from baton.simulator.fleet.engines import EngineSettings
-from baton.simulator.fleet.replica import ReportingOptions
+from baton.simulator.fleet.replica import MAX_STEP_RUN_S, ReportingOptions
 from baton.simulator.fleet.scaling_log import Scaler
 from baton.simulator.v1.settings import V1Settings
 
@@ -40,7 +40,7 @@ UNBOUNDED_LIMITS = CoordinatorLimits(
 """No request ends because it is slow: an undersized fleet shows in its latencies, not in rejected
 or moved requests. Only a request without any usable replica fails, after an hour."""
 
-_REPORTS_PER_S = 400.0
+_REPORTS_PER_S = 200.0
 _REPORT_INTERVAL_S = 0.25
 _UNREPORTED_CACHE_INTERVAL_S = 10.0
 """How long unreported cache changes are collected."""
@@ -138,19 +138,25 @@ class Scenario:
 def throttled_reporting(
     replicas: int, coordinators: int, *, prompts_shared: bool = True
 ) -> ReportingOptions:
-    """Four reports a second per replica, as on the live link, but at most 400 a second in all.
+    """Four reports a second per replica, as on the live link, but at most 200 a second in all.
 
-    With one coordinator, the limit applies above 100 replicas: 1,000 replicas report every 2.5 s.
+    With one coordinator, the limit applies above 50 replicas: 1,000 replicas report every 5 s.
     Replicas without a change send nothing. A coordinator knows its own requests without a report,
     so one coordinator loses little. Unless `prompts_shared`, replicas send no cache updates: no
-    request could use them.
+    request could use them. Tokens may be as late as two reports.
     """
     report_interval_s = max(_REPORT_INTERVAL_S, replicas * coordinators / _REPORTS_PER_S)
+    max_step_run_s = max(MAX_STEP_RUN_S, 2 * report_interval_s)
     if prompts_shared:
-        return ReportingOptions(report_interval_s=report_interval_s, report_unchanged=False)
+        return ReportingOptions(
+            report_interval_s=report_interval_s,
+            report_unchanged=False,
+            max_step_run_s=max_step_run_s,
+        )
     return ReportingOptions(
         report_interval_s=report_interval_s,
         report_unchanged=False,
+        max_step_run_s=max_step_run_s,
         report_cache=False,
         cache_flush_interval_s=_UNREPORTED_CACHE_INTERVAL_S,
     )

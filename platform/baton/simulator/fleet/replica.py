@@ -50,6 +50,8 @@ from baton.simulator.network.transfers import Pull, Transfers
 
 _MAX_STEP_S = 0.25
 """No decode step takes longer: an engine may exceed its horizon by one step."""
+MAX_STEP_RUN_S = 1.0
+"""Longest stretch of steps of a fleet that reports as often as on the live link."""
 _TIME_TOLERANCE_S = 1e-9
 """End times that differ by less are equal except for rounding."""
 
@@ -70,7 +72,7 @@ class ReportingOptions:
     """Longest gap between reports without `report_unchanged`."""
     report_cache: bool = True
     """Whether to send cache updates."""
-    max_step_run_s: float = 1.0
+    max_step_run_s: float = MAX_STEP_RUN_S
     """Longest stretch of steps, and so the largest delay of computed tokens."""
 
 
@@ -151,7 +153,8 @@ class VirtualReplica:
         self._expiry_timer_at_s = float("inf")
         self._flush_due = False
         self._has_changed = True
-        self._last_report_at_s = context.timeline.now_s
+        self._is_beat_pending = True
+        self._next_beat_at_s = self._last_report_at_s = context.timeline.now_s
         self._fetches = _Fetches(self, link, context)
         context.replicas_by_address[facts.side_channel] = self
         context.transfers.network.connect(facts.side_channel, link.bytes_per_s)
@@ -171,7 +174,35 @@ class VirtualReplica:
         self._send_load(session, self.load())
         return session
 
-    def heartbeat(self) -> None:
+    def begin_heartbeats(self, delay_s: float) -> None:
+        """Report at even intervals, after a first delay, while this replica lives."""
+        self._timeline.call_later(delay_s, self._beat)
+
+    def _beat(self) -> None:
+        if not self.is_alive:
+            return
+        self.report_if_due()
+        reporting = self._context.reporting
+        self._next_beat_at_s = self._timeline.now_s + reporting.report_interval_s
+        if (
+            self._has_changed
+            or self._ends_at_s is not None
+            or reporting.report_unchanged
+            or reporting.max_report_gap_s < float("inf")
+        ):
+            self._timeline.call_at(self._next_beat_at_s, self._beat)
+        else:
+            self._is_beat_pending = False
+
+    def _resume_heartbeats(self) -> None:
+        """Go on after a time without a change, in which no report was due, in the same rhythm."""
+        interval_s, now_s = self._context.reporting.report_interval_s, self._timeline.now_s
+        while self._next_beat_at_s < now_s:
+            self._next_beat_at_s += interval_s
+        self._is_beat_pending = True
+        self._timeline.call_at(self._next_beat_at_s, self._beat)
+
+    def report_if_due(self) -> None:
         """Report to every session, if a report is due."""
         if self.freezer.is_frozen:
             return
@@ -360,6 +391,8 @@ class VirtualReplica:
     def continue_steps(self) -> None:
         """Handle a change: begin steps, or end the stretch under way earlier."""
         self._has_changed = True
+        if not self._is_beat_pending:
+            self._resume_heartbeats()
         if not self.is_alive or self.freezer.is_frozen:
             return
         if self._ends_at_s is None:
@@ -419,16 +452,17 @@ class VirtualReplica:
         """Send outputs to the coordinators of their legs."""
         outputs_by_session: dict[Session, list[LegOutput]] = {}
         owners = self._sessions_by_leg
+        last, share = None, []
         for output in outputs:
-            session = owners.get(output.leg_id)
+            leg_id = output.leg_id
+            session = owners.get(leg_id)
             if session is None:
                 continue
-            if session in outputs_by_session:
-                outputs_by_session[session].append(output)
-            else:
-                outputs_by_session[session] = [output]
+            if session is not last:
+                last, share = session, outputs_by_session.setdefault(session, [])
+            share.append(output)
             if output.finish is not None:
-                del owners[output.leg_id]
+                del owners[leg_id]
         for session, share in outputs_by_session.items():
             produced = StepCompleted(
                 replica_id=self.facts.replica_id,
