@@ -12,6 +12,7 @@ from baton.domain.request import LocalOnlyReason
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
 from baton.perf.timing import decode_delay_s
+from baton.policy.placement.candidates import PlacementOptions
 from baton.policy.placement.port import (
     Disaggregate,
     NoRoute,
@@ -26,6 +27,7 @@ from baton.policy.placement.replica_cost import (
     is_idle,
     replica_cost,
 )
+from baton.policy.placement.slo_impact import SloImpact
 from tests.fakes.timings import (
     FixedLinks,
     FixedTimings,
@@ -432,6 +434,66 @@ def test_interference_counts_for_less_while_streams_are_far_ahead_of_their_tpot(
     around = placement_context(queued, pd()[1])
     relaxed = PredictedOptions(tpot_slo_s=10.0)
     assert placed(query(), around, relaxed).route.mode is HandoffMode.LOCAL
+
+
+def kept(
+    *views: ReplicaView, item: PlacementQuery | None = None, slo_impact: SloImpact | None = None
+) -> list[str]:
+    """The replicas that are looked at, of a large fleet."""
+    options = PlacementOptions(
+        item or query(), placement_context(*views), slo=Slo(), slo_impact=slo_impact
+    )
+    ids = [view.replica_id for view in views]
+    return [cost.view.replica_id for cost in options.costs(ids, leave_out_worse=True)]
+
+
+IDLE, ONE, TWO = Load(), Load(running_requests=1), Load(running_requests=2)
+
+
+def test_of_replicas_of_a_kind_the_least_loaded_is_looked_at() -> None:
+    two, one, other = (
+        replica_view(name, load=load) for name, load in zip("abc", (TWO, ONE, ONE), strict=True)
+    )
+    assert kept(two, one, other) == ["b"]
+    assert kept(two, one, replica_view("c", load=IDLE)) == ["c"]
+    waiting = replica_view("c", load=Load(running_requests=1, queued_requests=1, queued_tokens=9))
+    assert kept(waiting, one) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("other", "item"),
+    [
+        pytest.param(replica_view("b", load=TWO, block_size_tokens=32), query(), id="another kind"),
+        pytest.param(replica_view("b", load=TWO, layout="x"), query(), id="another layout"),
+        pytest.param(
+            replica_view("b", load=TWO), query(session_replica_id="b"), id="the session's"
+        ),
+        pytest.param(replica_view("b", load=TWO), query(hits=KnownHits({"b": 1})), id="a holder"),
+        pytest.param(replica_view("b", load=TWO), query(adapter="x"), id="with an adapter"),
+    ],
+)
+def test_a_replica_that_may_be_better_is_looked_at(
+    other: ReplicaView, item: PlacementQuery
+) -> None:
+    assert kept(replica_view("a", load=ONE), other, item=item) == ["a", "b"]
+
+
+def test_all_are_looked_at_where_streams_have_an_objective_or_the_least_loaded_waits() -> None:
+    one, two = replica_view("a", load=ONE), replica_view("b", load=TWO)
+    assert kept(one, two, slo_impact=SloImpact(0.02)) == ["a", "b"]
+    full = replica_view("a", load=Load(running_requests=1, kv_used_fraction=1.0))
+    assert kept(full, two) == ["a", "b"]
+    behind = replica_view("a", load=Load(running_requests=1, queued_tokens=10))
+    assert kept(behind, two) == ["a", "b"]
+
+
+def test_the_loads_of_replicas_that_are_left_out_count_in_the_means() -> None:
+    views = [
+        replica_view(name, load=load) for name, load in zip("abc", (ONE, TWO, TWO), strict=True)
+    ]
+    options = PlacementOptions(query(), placement_context(*views), slo=Slo(), slo_impact=None)
+    (alone,) = options.costs("abc", leave_out_worse=True)
+    assert alone == options.costs("abc")[0]
 
 
 @pytest.mark.parametrize("wrong", [{"ttft_slo_s": 0.0}, {"tpot_slo_s": -1.0}, {"shortlist": 0}])

@@ -135,13 +135,13 @@ def test_streams_that_seem_lost_are_not_given_up() -> None:
 
 
 def test_a_stream_more_counts_where_it_makes_steps_too_long() -> None:
-    crowded = replace(cost(), step_s=0.021, step_increase_s=0.002)
+    crowded = evolve(cost(), step_s=0.021, step_increase_s=0.002)
     assert SloImpact(0.02).expected_misses(crowded) == 1
-    queueing = replace(cost(queued_tokens=1600), step_s=0.014, step_increase_s=0.004)
+    queueing = evolve(cost(queued_tokens=1600), step_s=0.014, step_increase_s=0.004)
     assert (
         SloImpact(0.02).expected_misses(queueing) > 0.1
     )  # they have less slack for what queues there
-    assert SloImpact(0.02).expected_misses(replace(queueing, step_increase_s=0.0)) == 0
+    assert SloImpact(0.02).expected_misses(evolve(queueing, step_increase_s=0.0)) == 0
 
 
 def test_a_miss_costs_more_than_all_that_a_request_may_take() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
     from msgspec.structs import replace as evolve
 
-__all__ = ["Value", "evolve"]
+__all__ = ["MutableValue", "Value", "evolve"]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -26,3 +26,8 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     The collector of cycles does not look at values, so none may be part of a cycle. A value that
     may lead back to its holder (an exception, by its frames) adds `gc=True`.
     """
+
+
+@dataclass_transform(kw_only_default=True)
+class MutableValue(msgspec.Struct, kw_only=True, gc=False):
+    """The same where fields are filled in later: equal by its fields, not hashed."""

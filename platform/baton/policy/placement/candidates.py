@@ -14,10 +14,14 @@ from baton.policy.admission.slo_evaluation import MAX_ITL_VIOLATION_FRACTION
 from baton.policy.placement.port import PlacementContext, PlacementQuery
 from baton.policy.placement.replica_cost import (
     ReplicaCost,
+    StreamLoad,
     fill_relative_costs,
+    has_room,
     idle_cost,
+    is_alike,
     is_idle,
     replica_cost,
+    stream_load,
 )
 from baton.policy.placement.slo_impact import SloImpact
 from baton.policy.prefix_cache.hits import NO_HITS
@@ -75,19 +79,28 @@ class PlacementOptions:
         self._decode_delays: list[tuple[EngineTiming, int, float]] = []
         """Timings, prompt tokens, and the delay of streams; a pool has one timing at a time."""
 
-    def costs(self, replica_ids: Iterable[str]) -> list[ReplicaCost]:
-        """The predicted cost of each of some replicas for its part, among which one is chosen."""
+    def costs(
+        self, replica_ids: Iterable[str], *, leave_out_worse: bool = False
+    ) -> list[ReplicaCost]:
+        """The predicted cost of each of some replicas for its part, among which one is chosen.
+
+        With `leave_out_worse`, replicas that are worse than another in all respects are left out,
+        where their loads alone show it.
+        """
         query, fleet, timings = self._query, self._context.fleet, self._context.timings
         output_tokens = timings.expected_output_tokens(query.max_tokens)
         replicas, at_s, peer_load_factor = fleet.replicas, fleet.at_s, fleet.peer_load_factor
         prefills_done_at_s = None if query.slo is None else self._context.prefills_done_at_s
+        views = [replicas[replica_id] for replica_id in replica_ids]
+        left_out: list[StreamLoad] = []
+        if leave_out_worse and len(views) > 1:
+            left_out = self._remove_worse(views, output_tokens)
         costs: list[ReplicaCost] = []
         idle: list[ReplicaCost] = []
-        for replica_id in replica_ids:
-            view = replicas[replica_id]
+        for view in views:
             timing, prefills_done_s = timings.of(view), None
             if prefills_done_at_s is not None:
-                prefills_done_s = prefills_done_at_s.get(replica_id, 0.0) - at_s
+                prefills_done_s = prefills_done_at_s.get(view.facts.replica_id, 0.0) - at_s
             may_copy = is_idle(query, view) and not (prefills_done_s and prefills_done_s > 0)
             cost = idle_cost(idle, view, timing) if may_copy else None
             if cost is None:
@@ -110,8 +123,46 @@ class PlacementOptions:
             costs,
             reuses_per_token=query.reuses_per_token,
             cache_capacity=self._context.cache_capacity,
+            left_out=left_out,
         )
         return costs
+
+    def _remove_worse(self, views: list[ReplicaView], output_tokens: float) -> list[StreamLoad]:
+        """Remove replicas that are no better than the least loaded one; returns their loads.
+
+        Another of its kind with no fewer streams, context, prompt tokens and legs is no faster in
+        any part, for a prompt that no replica holds a part of. It could only take the second place,
+        unless it is where the session was, or TPOT objectives weigh its streams.
+        """
+        query, context = self._query, self._context
+        if query.adapter is not None or self._slo_impact is not None or query.hits.holders(1):
+            return []
+        timings, peer_load_factor = context.timings, context.fleet.peer_load_factor
+        attended_tokens = query.prompt_tokens + int(output_tokens / 2)
+        loads = [
+            stream_load(view, attended_tokens, peer_load_factor, timings.stream_context(view))
+            for view in views
+        ]
+        least = min(loads)
+        best = views[loads.index(least)]
+        facts, timing = best.facts, timings.of(best)
+        is_waited_for = context.prefills_done_at_s.get(facts.replica_id, 0.0) > context.fleet.at_s
+        if least.prompt_tokens or is_waited_for or not has_room(best, least, query.prompt_tokens):
+            return []
+        left_out: list[StreamLoad] = []
+        for number in range(len(views) - 1, -1, -1):
+            view, load = views[number], loads[number]
+            if (
+                view is not best
+                and load.context_tokens >= least.context_tokens
+                and load.legs >= least.legs
+                and timings.of(view) is timing
+                and is_alike(view.facts, facts)
+                and view.facts.replica_id != query.session_replica_id
+            ):
+                left_out.append(load)
+                del views[number]
+        return left_out
 
     def local(self, cost: ReplicaCost, reason: RouteReason) -> PlacementOption:
         """One replica runs both phases."""

@@ -193,7 +193,10 @@ class PredictedPlacer:
         context: PlacementContext,
         replica_ids: Sequence[str],
     ) -> list[ReplicaCost]:
-        return placement_options.costs(self._shortlist.select(query, context.fleet, replica_ids))
+        return placement_options.costs(
+            self._shortlist.select(query, context.fleet, replica_ids),
+            leave_out_worse=self._shortlist.needs_sampling(replica_ids),
+        )
 
     def _handoffs(
         self,
@@ -386,7 +389,13 @@ def _no_prefill_reason(
     query: PlacementQuery, context: PlacementContext, decoders: Sequence[ReplicaCost]
 ) -> RouteReason | None:
     """Why no replica could prefill for another; None when a replica could."""
-    prefillers = context.fleet.eligible.prefill
+    prefillers, replicas = context.fleet.eligible.prefill, context.fleet.replicas
+    if (
+        prefillers
+        and prefillers[0] not in query.avoid
+        and replicas[prefillers[0]].facts.layout == decoders[0].view.facts.layout
+    ):
+        return None  # as nearly always
     if not prefillers and all(cost.view.facts.role is Role.MIXED for cost in decoders):
         return RouteReason.MIXED_POOL
     if _mixed_prefillers(query, decoders):
@@ -394,7 +403,6 @@ def _no_prefill_reason(
     if all(prefiller in query.avoid for prefiller in prefillers):
         return RouteReason.NO_PREFILL_REPLICA
     layouts = {cost.view.facts.layout for cost in decoders}
-    replicas = context.fleet.replicas
     if all(replicas[prefiller].facts.layout not in layouts for prefiller in prefillers):
         return RouteReason.INCOMPATIBLE
     return None
@@ -468,11 +476,9 @@ class Shortlist:
         start, step = self._random.randrange(count), count // (2 * pairs)
         replicas, half, idler = fleet.replicas, pairs * step, []
         for position in range(start, start + half, step):
-            first, second = (
-                replicas[ids[position % count]],
-                replicas[ids[(position + half) % count]],
-            )
-            idler.append((first if _is_less_loaded(first, second) else second).facts.replica_id)
+            first_id, second_id = ids[position % count], ids[(position + half) % count]
+            is_first = _is_less_loaded(replicas[first_id], replicas[second_id])
+            idler.append(first_id if is_first else second_id)
         return idler
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.domain.fleet import ReplicaFacts, ReplicaView, Role
+from baton.domain.value import MutableValue
 from baton.perf.timing import EngineTiming, added_prefill_s
 from baton.policy.placement.port import FULL_CACHE, CacheCapacity, PlacementQuery
 from baton.policy.prefix_cache.hits import NO_HIT, Hit
@@ -18,8 +19,7 @@ _ROUND_TOKENS = 64
 """A prompt's attention differs by little over this number of tokens."""
 
 
-@dataclass(slots=True)
-class ReplicaCost:
+class ReplicaCost(MutableValue, kw_only=False):
     """One replica's part in one request, in predicted seconds."""
 
     view: ReplicaView
@@ -160,7 +160,7 @@ def idle_cost(
     room most candidates are idle.
     """
     for cost in known:
-        if cost.timing is timing and _is_alike(view.facts, cost.view.facts):
+        if cost.timing is timing and is_alike(view.facts, cost.view.facts):
             return ReplicaCost(
                 view,
                 timing,
@@ -196,9 +196,43 @@ def is_idle(query: PlacementQuery, view: ReplicaView) -> bool:
     )
 
 
-def _is_alike(facts: ReplicaFacts, other: ReplicaFacts) -> bool:
+class StreamLoad(NamedTuple):
+    """The work of a replica, without the request; compared in this order."""
+
+    streams: int
+    context_tokens: int
+    """That a step attends to."""
+    prompt_tokens: int
+    """Of the prompts ahead."""
+    legs: int
+
+
+def stream_load(
+    view: ReplicaView, attended_tokens: int, peer_load_factor: float, stream_context: float | None
+) -> StreamLoad:
+    """The load of one replica, in terms of `replica_cost`."""
+    load, streams = view.load, _decoding_streams(view, peer_load_factor)
+    return StreamLoad(
+        streams,
+        _context_tokens(view, streams, attended_tokens, stream_context) if streams else 0,
+        load.queued_tokens + view.unreported_tokens,
+        load.running_requests + load.queued_requests + load.pulling_requests + view.unreported_legs,
+    )
+
+
+def has_room(view: ReplicaView, load: StreamLoad, prompt_tokens: int) -> bool:
+    """Whether a replica with this load has a place in the batch, and blocks, for a prompt."""
+    new_tokens = prompt_tokens + view.unreported_tokens
+    return load.legs < view.facts.max_running_requests and not _capacity_wait_s(
+        view, new_tokens, stream_duration_s=1.0
+    )
+
+
+def is_alike(facts: ReplicaFacts, other: ReplicaFacts) -> bool:
+    """Whether two replicas have the same part in requests, the same blocks and as much room."""
     return (
         facts.role is other.role
+        and facts.layout == other.layout
         and facts.kv_blocks == other.kv_blocks
         and facts.block_size_tokens == other.block_size_tokens
         and facts.max_running_requests == other.max_running_requests
@@ -238,8 +272,11 @@ def fill_relative_costs(
     *,
     reuses_per_token: float,
     cache_capacity: CacheCapacity = FULL_CACHE,
+    left_out: Sequence[StreamLoad] = (),
 ) -> None:
     """Fill in the costs that exist only between replicas, among which one is chosen.
+
+    Of the replicas `left_out`, which were worse, only the loads count.
 
     `own_decode_s` and `stream_slowdown_s`: an excess stream does not stay in excess for its whole
     life. As streams end, and the next are placed elsewhere, loads even out. Of S streams of L
@@ -267,8 +304,11 @@ def fill_relative_costs(
             has_adapter_load = True
     if has_adapter_load:
         _count_extra_loads(costs)
-    mean_streams = streams / max(1, len(costs))
-    mean_context = context_tokens // max(1, len(costs))
+    for load in left_out:
+        streams += load.streams
+        context_tokens += load.context_tokens
+    replicas = max(1, len(costs) + len(left_out))
+    mean_streams, mean_context = streams / replicas, context_tokens // replicas
     balanced_of, balanced_step_s = None, 0.0
     for cost in costs:
         excess = cost.running_streams - mean_streams
