@@ -466,7 +466,9 @@ class Coordinator:
             elif output.finish in FAILED_FINISHES:
                 lifecycle.on_failed_output(state, output, now_s)
             else:
-                deliveries.append(lifecycle.on_decode_output(state, output, dispatched, now_s, steps))
+                deliveries.append(
+                    lifecycle.on_decode_output(state, output, dispatched, now_s, steps)
+                )
         if deliveries:
             # First, so that a client has its last token before its request is recorded as ended.
             lifecycle.commands.insert(0, Deliver(deliveries=tuple(deliveries)))

@@ -42,7 +42,7 @@ class StepCompleted(Value, kw_only=True):
     replica_id: str
     outputs: tuple[LegOutput, ...]
     steps: int = 1
-    """Steps at even intervals, of which these are the outputs; a simulator sends several at once."""
+    """Steps at even intervals with these outputs; a simulator sends several at once."""
 
 
 class LegFailed(Value, kw_only=True):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
 
 from baton.domain.fleet import StepTotals
+from baton.domain.value import MutableValue
 from baton.perf.step_timing import StepBatch, StepTiming
 from baton.simulator.engine.meters import STEP_AVERAGE_WEIGHT
 from baton.simulator.v1.runs import LegRun
@@ -19,8 +19,7 @@ _Totals = tuple[int, float, int, int, int, int, int]
 """`StepTotals` as a plain tuple: faster, since additions are far more frequent than reads."""
 
 
-@dataclass(slots=True, kw_only=True)
-class StepRun:
+class StepRun(MutableValue, kw_only=True):
     """One step or several; `steps` may shrink while they are under way.
 
     Theory of operation: with the same requests in each, step i takes `first_step_s + (i - 1) *

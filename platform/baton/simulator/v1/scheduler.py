@@ -162,8 +162,9 @@ class Scheduler:
 
     def _schedule_once(self, now_s: float, batch_count: int) -> list[LegRun]:
         self._token_budget = self._settings.token_budget(self._has_streaming_run)
-        self._max_chunk_tokens = self._longest_chunk_tokens()
         running = self.running
+        if self._partial_prefills or self.ready or self.waiting:
+            self._max_chunk_tokens = self._longest_chunk_tokens()
         if batch_count > 1:
             running = [run for run in running if not run.in_batch][
                 : -(-len(running) // batch_count)
