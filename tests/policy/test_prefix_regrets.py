@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp
 
 import pytest
@@ -15,6 +16,7 @@ from baton.domain.value import evolve
 from baton.policy.placement.port import PlacementContext, PlacementQuery
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.prefix_cache.replication import (
+    COPY_PRICE_MULTIPLE,
     CREDIT_DECAY_S,
     MAX_PREFIXES,
     NO_CREDITS,
@@ -86,6 +88,34 @@ def test_too_little_that_was_forgone_pays_for_nothing() -> None:
         ReplicationCredit("free", 49, 9.0),
     ):
         assert placed(with_regrets(forgone), queued(600)).route.decode_replica_id == "held"
+
+
+@dataclass(frozen=True)
+class Room:
+    """As many free blocks in each cache."""
+
+    blocks: int
+
+    def free_blocks(self, replica_id: str) -> int:
+        del replica_id
+        return self.blocks
+
+
+@pytest.mark.parametrize(("free_blocks", "multiple"), [(1000, 1.0), (0, COPY_PRICE_MULTIPLE)])
+def test_a_copy_costs_a_multiple_only_where_it_evicts_other_blocks(
+    free_blocks: int, multiple: float
+) -> None:
+    around = evolve(queued(600), cache_capacity=Room(free_blocks))
+
+    def copies(loss_s: float) -> PlacementDecision:
+        query = with_regrets(ReplicationCredit("free", 50, loss_s))
+        return placed(evolve(query, reuses_per_token=0.5), around)
+
+    paid = copies(9.0).replication_credit
+    assert paid is not None
+    cost_s = -paid.seconds
+    assert copies(0.9 * multiple * cost_s).route.decode_replica_id == "held"
+    assert copies(1.1 * multiple * cost_s).route.decode_replica_id == "free"
 
 
 def test_no_copy_is_made_while_no_request_queues() -> None:

@@ -276,7 +276,8 @@ class PlacementOptions:
                 continue
             extra_cost_s = candidate.cost_s - best.cost_s
             earlier_credit_s = self._query.replication_credits.of(credit.replica_id, credit.blocks)
-            if earlier_credit_s >= COPY_PRICE_MULTIPLE * extra_cost_s:
+            evicts = prefiller.eviction_cost_s > prefiller.extra_adapter_loads_s
+            if earlier_credit_s >= (COPY_PRICE_MULTIPLE if evicts else 1.0) * extra_cost_s:
                 return candidate, evolve(credit, seconds=-extra_cost_s)
             if earlier_credit_s + credit.seconds > nearest_s:
                 nearest, nearest_s = credit, earlier_credit_s + credit.seconds

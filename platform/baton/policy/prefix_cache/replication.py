@@ -3,9 +3,11 @@
 *Theory of operation.* Requests that begin alike go to a holder of that beginning while they queue
 there for less than it takes to compute it. Another replica might have served each of them sooner
 with the prefix: that difference is *lost*. The losses for one prefix add up, for the replica
-nearest to a copy, and decay. When they reach `COPY_PRICE_MULTIPLE` times the cost of a copy, the
-next such request computes the prefix there, and the cost is subtracted. So the loss before a copy
-is bounded by its price.
+nearest to a copy, and decay. When they reach the price of a copy, the next such request computes
+the prefix there, and the cost is subtracted. So the loss before a copy is bounded by its price.
+
+The price is the cost of the copy, where the cache has room for it. A copy that evicts blocks of
+others may have to be made again, and so may they: its price is `COPY_PRICE_MULTIPLE` times that.
 
 Source: Karlin, Manasse, Rudolph, Sleator, Competitive Snoopy Caching, Algorithmica 3 (1988): rent
 until the rent paid comes to the price, then buy.
@@ -27,9 +29,9 @@ CREDIT_DECAY_S = 3.0
 """A loss this long ago counts for a third. Found by trying: with 30 s, prefixes that are used now
 and then were stored several times, at the cost of others' (`make bench-routing`)."""
 COPY_PRICE_MULTIPLE = 3.0
-"""The loss that justifies a copy, as a multiple of the cost of a copy: a prefix may be about to go
-out of use, and predictions are not exact. Found by trying: at 1 to 2, prefixes in modest use were
-copied, and evicted others (`make bench-routing`); at 4, hot prefixes were copied too late."""
+"""The price of a copy that evicts other blocks, as a multiple of its cost. Its prefix may be about
+to go out of use, and predictions are not exact. Found by trying: at 1 to 2, prefixes in modest use
+were copied, and evicted others (`make bench-routing`); at 4, hot prefixes were copied too late."""
 MAX_PREFIXES = 4096
 """Of all replicas together: some hundred bytes each."""
 
