@@ -43,8 +43,9 @@ SPAN_S = 40.0
 WARM_UP_S = 8.0
 COOL_DOWN_S = 4.0
 RATES_PER_S = (25.0, 30.0, 35.0)
-"""Around what three such replicas can prefill: 2,000 tokens take about 75 ms."""
-DECODE_BOUND_RATES_PER_S = (32.0, 40.0, 44.0, 48.0, 52.0)
+"""Around what three such replicas can prefill: 2,000 tokens take 95 ms in a full step of 8,192, and
+128 ms alone, for a step with prompts has a fixed time of 21 ms."""
+DECODE_BOUND_RATES_PER_S = (28.0, 32.0, 36.0, 40.0, 44.0)
 """Around what one such replica can decode at 20 ms a token, with what stays on the other three."""
 LIMITS = CoordinatorLimits(
     max_requests=100_000,
@@ -264,14 +265,28 @@ def phase_spans(records: Sequence[RequestRecord]) -> dict[str, list[tuple[float,
 def find_plateau(
     seed: int, mix: RequestMix, rates_per_s: Sequence[float], replicas: tuple[int, int]
 ) -> tuple[float, float, float]:
-    """The most that is served in time without admission: the rate offered, requests, tokens."""
+    """The most that is served in time without admission: the rate offered, requests, tokens.
+
+    Raises:
+        ValueError: The best rate is the lowest or the highest of those that are tried.
+    """
     candidates = []
     for rate_per_s in rates_per_s:
         trace = generate_load(rate_per_s, seed, mix=mix)
         records = run_fleet(trace, AdmissionPolicy.BOUNDED, replicas=replicas, slo=mix.slo)
         candidates.append((goodput(records), rate_per_s, good_tokens(records)))
     best, rate_per_s, tokens = max(candidates)
+    check_plateau(rate_per_s, rates_per_s)
     return rate_per_s, best, tokens
+
+
+def check_plateau(rate_per_s: float, rates_per_s: Sequence[float]) -> None:
+    """Raise ValueError when the plateau may lie beyond the rates that were tried."""
+    if not min(rates_per_s) < rate_per_s < max(rates_per_s):
+        raise ValueError(
+            f"overload: the best rate is {rate_per_s:g} per s, expected one between"
+            f" {min(rates_per_s):g} and {max(rates_per_s):g}; try rates around it"
+        )
 
 
 def run_at_double_rate(

@@ -271,3 +271,10 @@ def _came(at_s: float) -> Outcome:
         e2e_s=0.1,
         ok=True,
     )
+
+
+@pytest.mark.parametrize("rate_per_s", [25.0, 35.0])
+def test_a_plateau_at_the_end_of_the_rates_stops_the_benchmark(rate_per_s: float) -> None:
+    with pytest.raises(ValueError, match="the best rate is"):
+        _slo_overload.check_plateau(rate_per_s, (25.0, 30.0, 35.0))
+    _slo_overload.check_plateau(30.0, (25.0, 30.0, 35.0))
