@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -278,3 +279,12 @@ def test_a_plateau_at_the_end_of_the_rates_stops_the_benchmark(rate_per_s: float
     with pytest.raises(ValueError, match="the best rate is"):
         _slo_overload.check_plateau(rate_per_s, (25.0, 30.0, 35.0))
     _slo_overload.check_plateau(30.0, (25.0, 30.0, 35.0))
+
+
+def test_committed_plateaus_lie_between_the_rates_that_were_tried() -> None:
+    figures = json.loads(slo.RESULTS.read_text())["parts"]["overload"]
+    _slo_overload.check_plateau(figures["overload_plateau_rate_per_s"], _slo_overload.RATES_PER_S)
+    _slo_overload.check_plateau(
+        figures["overload_decode_bound_plateau_rate_per_s"],
+        _slo_overload.DECODE_BOUND_RATES_PER_S,
+    )

@@ -850,8 +850,12 @@ BINDINGS: tuple[Sentence | Rows, ...] = (
     ),
     Sentence(
         document=BENCHMARKS,
-        template="over the plateau; without admission | {}; {} |",
-        figures=lambda: _slo("overload_goodput_fraction", "overload_goodput_fraction_off"),
+        template="over the plateau; in tokens; without admission | {}; {}; {} |",
+        figures=lambda: _slo(
+            "overload_goodput_fraction",
+            "overload_good_tokens_fraction",
+            "overload_goodput_fraction_off",
+        ),
     ),
     Sentence(
         document=BENCHMARKS,
