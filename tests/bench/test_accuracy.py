@@ -274,6 +274,7 @@ DEEPSEEK = replace(
     model="deepseek-ai/DeepSeek-R1",
     system="b200_sxm",
     experts=Dtype.FP8,
+    tp=8,
     concurrency=64,
 )
 
@@ -297,6 +298,21 @@ def test_sglang_takes_chunks_and_looks_for_requests_as_its_script_says(
     assert (loop.max_batched_tokens, loop.receive_interval_steps) == (budget, interval)
     assert recipe.kv is kv
     assert not loop.mixes_steps
+
+
+def test_requests_that_exceed_the_memory_share_of_sglang_wait() -> None:
+    glm = replace(DEEPSEEK, model="zai-org/GLM-5", system="h200_sxm", prompt_tokens=8192)
+    few, many = only([replace(glm, concurrency=32)]), only([replace(glm, concurrency=128)])
+    assert few.ttft.predicted_s < 5
+    assert many.ttft.predicted_s > 60
+    assert many.tpot.predicted_s < 1.5 * few.tpot.predicted_s
+
+
+def test_sglang_has_other_settings_for_deepseek_on_four_gpus() -> None:
+    row = replace(DEEPSEEK, tp=4)
+    assert recipe_of(row).max_batched_tokens == 8192
+    assert recipe_of(row).receive_interval_steps == 10
+    assert recipe_of(DEEPSEEK).receive_interval_steps == 30
 
 
 def test_first_tokens_wait_where_the_script_lets_requests_wait() -> None:

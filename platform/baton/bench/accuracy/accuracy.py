@@ -351,19 +351,26 @@ def _run_closed_loop(row: MeasuredRow, efficiency: Efficiency) -> closed_loop.Me
 def _room(row: MeasuredRow) -> int | None:
     """Requests that the engine's KV cache holds at once; None where its memory is not known.
 
-    vLLM admits a request by its prompt, so that each holds half of its output on average.
+    vLLM and SGLang admit a request by its prompt, so that each holds half of its output on average.
     TensorRT-LLM reserves all of it (`GUARANTEED_NO_EVICT`), in its share of the other memory.
+    SGLang's share of all memory is of weights and KV (`--mem-fraction-static`), not of activations.
     """
     recipe = recipe_of(row)
     reserves_all = row.backend == "trtllm" and recipe.is_published
-    is_known = row.backend == "vllm" or reserves_all
+    share = recipe.static_fraction
+    is_known = row.backend == "vllm" or reserves_all or share is not None
     if recipe.distinct_prompts is not None or not is_known:
         return None
-    memory_fit = _memory_fit(row, utilization=1.0 if reserves_all else _UTILIZATION)
+    takes_share = reserves_all or share is not None
+    memory_fit = _memory_fit(row, utilization=1.0 if takes_share else _UTILIZATION)
     mean_length_fraction = (1.0 + recipe.min_length_fraction) / 2
     output_tokens = row.output_tokens if reserves_all else row.output_tokens / 2
     held_tokens = round(mean_length_fraction * (row.prompt_tokens + output_tokens))
-    return max(1, int(recipe.kv_fraction * memory_fit.concurrent_requests(held_tokens)))
+    kv_fraction = recipe.kv_fraction
+    if share is not None:
+        static_bytes = share * memory_fit.usable_bytes
+        kv_fraction = (static_bytes - memory_fit.weights_bytes) / memory_fit.kv_bytes
+    return max(1, int(kv_fraction * memory_fit.concurrent_requests(held_tokens)))
 
 
 def _memory_fit(row: MeasuredRow, *, utilization: float = _UTILIZATION) -> memory.MemoryFit:

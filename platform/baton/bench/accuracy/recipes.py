@@ -54,6 +54,8 @@ class Recipe:
     receive_interval_steps: int = 1
     kv_fraction: float = 1.0
     """Of the memory beside weights, for an engine that takes such a share."""
+    static_fraction: float | None = None
+    """Of all memory, for weights, keys and values, for an engine that takes such a share."""
     frontend_requests_per_s: float = math.inf
     frontend_tokens_per_s: float = math.inf
     """Both are the limits of the server in front of the engine."""
@@ -145,6 +147,10 @@ def _inference_x_vllm(row: MeasuredRow) -> Recipe:
     )
 
 
+_SGLANG_MEMORY = 0.85
+"""About the default on GPUs of 80 to 192 GB. Source: SGLang 0.5, `ServerArgs`."""
+
+
 class _SglangLaunch(NamedTuple):
     """Options of SGLang's server."""
 
@@ -154,36 +160,48 @@ class _SglangLaunch(NamedTuple):
     many: int = 1
     """with 16 and more."""
     kv: Dtype = Dtype.FP8
+    memory: float = _SGLANG_MEMORY
+    """Share of weights, keys and values (`--mem-fraction-static`)."""
+    requests: int = 10
+    """Of each client."""
 
 
 _HOPPER = frozenset({"h100_sxm", "h200_sxm"})
 _SGLANG_LAUNCHES = {
-    ("deepseek", Dtype.FP8, True): _SglangLaunch(32768, kv=Dtype.BF16),
-    ("deepseek", Dtype.FP8, False): _SglangLaunch(32768, 10, 30),
+    ("deepseek", Dtype.FP8, True): _SglangLaunch(32768, kv=Dtype.BF16, memory=0.82),
+    ("deepseek", Dtype.FP8, False): _SglangLaunch(32768, 10, 30, memory=0.82),
     ("deepseek", Dtype.FP4, False): _SglangLaunch(16384, 10, 30),
-    ("glm-5", Dtype.FP8, True): _SglangLaunch(8192, kv=Dtype.BF16),
+    ("glm-5", Dtype.FP8, True): _SglangLaunch(8192, kv=Dtype.BF16, requests=5),
     ("glm-5", Dtype.FP8, False): _SglangLaunch(32768),
-    ("glm-5", Dtype.FP4, False): _SglangLaunch(32768, 10, 10),
-    ("qwen3.5", Dtype.BF16, False): _SglangLaunch(32768, 10, 30, Dtype.BF16),
-    ("qwen3.5", Dtype.FP8, False): _SglangLaunch(32768, 10, 30),
-    ("qwen3.5", Dtype.FP8, True): _SglangLaunch(16384),
+    ("glm-5", Dtype.FP4, False): _SglangLaunch(32768, 10, 10, memory=0.9),
+    ("qwen3.5", Dtype.BF16, False): _SglangLaunch(32768, 10, 30, Dtype.BF16, memory=0.82),
+    ("qwen3.5", Dtype.FP8, False): _SglangLaunch(32768, 10, 30, memory=0.82),
+    ("qwen3.5", Dtype.FP8, True): _SglangLaunch(16384, memory=0.8),
     ("qwen3.5", Dtype.FP4, False): _SglangLaunch(16384, 10, 30),
 }
 """By family, type of the weights, and whether the GPU is of the Hopper generation."""
+_DEEPSEEK_ON_FOUR_B200 = _SglangLaunch(8192, 10, 10, memory=0.95)
 _MANY_CLIENTS = 16
 
 
 def _inference_x_sglang(row: MeasuredRow) -> Recipe:
-    """Steps with prompts have no decodes, as is SGLang's default."""
+    """Steps with prompts have no decodes, as is SGLang's default.
+
+    DeepSeek in FP8 has settings of its own on four Blackwell GPUs.
+    """
     is_hopper, dtype, name = row.system in _HOPPER, weight_dtype(row), row.model.lower()
     family = next((key[0] for key in _SGLANG_LAUNCHES if key[0] in name), "")
     default = _SglangLaunch(8192, kv=Dtype.BF16 if is_hopper else Dtype.FP8)
     launch = _SGLANG_LAUNCHES.get((family, dtype, is_hopper), default)
+    if (family, dtype, is_hopper, row.tp) == ("deepseek", Dtype.FP8, False, 4):
+        launch = _DEEPSEEK_ON_FOUR_B200
     return Recipe(
         name="InferenceX, SGLang",
         is_published=True,
         kv=launch.kv,
         min_length_fraction=0.8,
+        requests_per_client=launch.requests,
+        static_fraction=launch.memory,
         max_batched_tokens=launch.chunk_tokens,
         mixes_steps=False,
         receive_interval_steps=launch.many if row.concurrency >= _MANY_CLIENTS else launch.few,
@@ -260,7 +278,7 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
         return replace(recipe, distinct_prompts=_DATASET_PROMPTS if repeats else None)
     match row.backend:
         case "sglang":
-            return replace(recipe, mixes_steps=False)
+            return replace(recipe, mixes_steps=False, static_fraction=_SGLANG_MEMORY)
         case "trtllm":
             return replace(
                 recipe,
