@@ -99,7 +99,7 @@ class Architecture:
 
 def compute_metrics(_data_dir: Path) -> dict[str, float]:
     """Counts of answers, and a table printed."""
-    found = architectures()
+    found = architectures(built({}))
     for line in lines(found):
         print(line)
     weights = Counter(row.weights_answer for row in found)
@@ -111,9 +111,9 @@ def compute_metrics(_data_dir: Path) -> dict[str, float]:
     }
 
 
-def architectures() -> list[Architecture]:
-    """All whose defaults transformers can build."""
-    return [_architecture(row) for row in built({})]
+def architectures(models: Sequence[Mapping[str, Any]]) -> list[Architecture]:
+    """What baton says of models that transformers built."""
+    return [_architecture(row) for row in models]
 
 
 def _architecture(row: Mapping[str, Any]) -> Architecture:

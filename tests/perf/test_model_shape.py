@@ -255,8 +255,8 @@ def test_a_structure_that_a_shape_cannot_describe_is_refused_by_its_keys(
 @pytest.mark.parametrize(
     "added",
     [
-        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 128},
-        {"attn_type_list": [1, 1, 1]},
+        {"layer_types": ["full_attention", "sliding_attention"] * 16, "sliding_window": 128},
+        {"attn_type_list": [1] * 32},
         {"full_attention_interval": 1},
         {"mamba_ssm_dtype": None},
         {"attn_output_gate": False},
@@ -331,6 +331,80 @@ def shaped(**changes: object) -> ModelShape:
     return from_config({**LLAMA_8B, **changes}, name="mine")
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_hidden_layers": 32 * 10**9}, "'num_hidden_layers': got 32000000000, expected at mo"),
+        ({"num_key_value_heads": 7}, "'num_key_value_heads': got 7, expected a divisor of 32"),
+        ({"num_key_value_heads": 64}, "'num_key_value_heads': got 64, expected a divisor of 32"),
+        ({"layer_types": ["full_attention"] * 31}, "'layer_types': got 31 items, expected one for"),
+        ({"no_rope_layers": [1] * 33}, "'no_rope_layers': got 33 items, expected one for each of"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(
+    changed: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UnknownModel, match=message):
+        from_config({**LLAMA_8B, **changed}, name="mine")
+
+
+def test_no_token_passes_through_more_experts_than_there_are() -> None:
+    with pytest.raises(UnknownModel, match="got 129, expected at most the 128 experts"):
+        from_config({**QWEN3_30B, "num_experts_per_tok": 129}, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "omitted", "meant"),
+    [
+        ("mistral", "num_key_value_heads", {"num_key_value_heads": 8}),
+        ("mistral", "sliding_window", {"sliding_window": 4096}),
+        ("qwen3", "head_dim", {"head_dim": 128}),
+        ("smollm3", "tie_word_embeddings", {"tie_word_embeddings": True}),
+        ("qwen3_moe", "num_experts", {"num_experts": 128}),
+        ("qwen3_moe", "moe_intermediate_size", {"moe_intermediate_size": 768}),
+        ("deepseek_v3", "n_routed_experts", {"n_routed_experts": 256}),
+        ("deepseek_v3", "first_k_dense_replace", {"first_k_dense_replace": 3}),
+        ("deepseek_v3", "q_lora_rank", {"q_lora_rank": 1536}),
+        ("olmo3", "layer_types", {"layer_types": (["sliding_attention"] * 3 + ["full_attention"])}),
+    ],
+)
+def test_an_omitted_key_has_the_default_of_its_class(
+    model_type: str, omitted: str, meant: dict[str, object]
+) -> None:
+    if model_type == "olmo3":
+        meant = {"layer_types": meant["layer_types"] * 8}  # type: ignore[operator]  # a list
+    base = {"qwen3_moe": QWEN3_30B, "deepseek_v3": DEEPSEEK_V3}.get(model_type, LLAMA_8B)
+    config = {**base, "hidden_size": 5120, "num_attention_heads": 32, "model_type": model_type}
+    config |= {"sliding_window": 4096} if model_type == "olmo3" else {}
+    without = {key: value for key, value in config.items() if key != omitted}
+    assert from_config(without, name="mine") == from_config({**config, **meant}, name="mine")
+
+
+def test_a_key_that_says_none_has_no_default() -> None:
+    config = {**LLAMA_8B, "model_type": "mistral", "num_key_value_heads": None}
+    assert from_config(config, name="mine").kv_heads == 32
+
+
+@pytest.mark.parametrize("model_type", ["afmoe", "laguna"])
+def test_layers_of_unknown_types_are_refused_where_the_class_lists_them(model_type: str) -> None:
+    with pytest.raises(UnknownModel, match="'layer_types': got no list"):
+        from_config({**QWEN3_30B, "model_type": model_type}, name="mine")
+
+
+def test_a_type_of_weights_that_is_unknown_is_refused() -> None:
+    with pytest.raises(UnknownModel, match="torch_dtype: got 'float64', expected one of"):
+        stored({"torch_dtype": "float64"})
+
+
+@pytest.mark.parametrize(
+    "scheme", [{"num_bits": 4, "type": "int"}, {"num_bits": 4, "type": "float"}, 4]
+)
+def test_a_kv_cache_that_vllm_refuses_is_refused(scheme: object) -> None:
+    config = {**LLAMA_8B, **compressed(8, "float", kv_cache_scheme=scheme)}
+    with pytest.raises(UnknownModel, match="kv_cache_scheme: got"):
+        kv_dtype(config)
+
+
 def test_without_a_word_on_kv_heads_every_head_has_its_own() -> None:
     assert shaped(num_key_value_heads=None).kv_heads == 32
 
@@ -392,7 +466,7 @@ def compressed(bits: int, number: str, **more: object) -> dict[str, object]:
     [
         ({}, Dtype.BF16),
         ({"torch_dtype": "float16"}, Dtype.FP16),
-        ({"dtype": "float32"}, Dtype.FP32),
+        ({"dtype": "float32"}, Dtype.BF16),  # which vLLM narrows
         (quantized("fp8"), Dtype.FP8),
         (quantized("awq", bits=4), Dtype.INT4),
         (quantized("gptq", bits=8), Dtype.INT8),

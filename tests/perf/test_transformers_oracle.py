@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from baton.domain.errors import UnknownModel
+from baton.perf.hardware.accelerators import Dtype
 from baton.perf.model.config_json import from_config
 from benchmarks._fidelity_architectures import Answer, Architecture, architectures, built, lines
 
@@ -29,8 +32,14 @@ SHARED = {
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Architecture]:
-    return architectures()
+def models() -> list[dict[str, Any]]:
+    """Of each class, with its defaults."""
+    return built({})
+
+
+@pytest.fixture(scope="module")
+def found(models: list[dict[str, Any]]) -> list[Architecture]:
+    return architectures(models)
 
 
 def test_no_architecture_is_answered_wrongly(found: list[Architecture]) -> None:
@@ -44,6 +53,28 @@ def test_no_kv_cache_is_answered_wrongly(found: list[Architecture]) -> None:
     wrong = [row for row in found if row.kv_answer is Answer.WRONG]
     assert wrong == [], list(lines(wrong))
     assert sum(row.kv_answer is Answer.RIGHT for row in found) >= _MIN_KV_RIGHT
+
+
+def test_a_config_without_one_of_its_keys_means_the_same_or_is_refused(
+    models: list[dict[str, Any]],
+) -> None:
+    """All keys have their class's default, so that the class without one is the same model."""
+    wrong, answered = [], 0
+    for model in models:
+        name, config = model["name"], model["config"]
+        for key in set(config) - {"model_type"}:
+            without = {other: value for other, value in config.items() if other != key}
+            try:
+                whole, part = (from_config(each, name=name) for each in (config, without))
+            except UnknownModel:
+                continue
+            answered += 1
+            figures = [
+                (shape.parameters, shape.kv_bytes(8192, Dtype.BF16)) for shape in (whole, part)
+            ]
+            wrong += [(name, key, *figures)] if figures[0] != figures[1] else []
+    assert wrong == []
+    assert answered > 3000
 
 
 def test_hybrids_have_the_parameters_of_their_modules() -> None:

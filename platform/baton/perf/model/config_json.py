@@ -27,6 +27,7 @@ from baton.perf.model.shape import ModelShape
 _MAMBA_RANK_DIVISOR: Final = 16
 """Of the hidden size, where `mamba_dt_rank` is "auto"."""
 _FULL_ATTENTION: Final = frozenset({"full_attention", "attention", "*"})
+_MAX_LAYERS: Final = 10_000
 _COMPRESSION_RATIOS: Final = (0, 4, 128)
 _GEMMA_GLOBAL_HEAD_DIM: Final = 512
 """Default of Gemma 4's configuration class in transformers."""
@@ -76,6 +77,7 @@ def _uniform(keys: ConfigKeys, name: str) -> ModelShape:
     hidden = keys.count("hidden_size", "n_embd", "d_model")
     heads = keys.count("num_attention_heads", "n_head", "n_heads", "num_heads")
     layers = _layer_count(keys)
+    keys.check_lengths(layers)
     latent, indexer, experts = _latent(keys), _indexer(keys), _experts(keys, layers)
     window_tokens, windowed_layers = keys.window_layout(layers)
     return ModelShape(
@@ -104,6 +106,8 @@ def _check_heads(keys: ConfigKeys, shape: ModelShape) -> None:
     """Refuse keys and values that are not those of equal heads."""
     if shape.latent is not None:
         return
+    if shape.heads % shape.kv_heads:
+        keys.refuse("num_key_value_heads", f"{shape.kv_heads}", f"a divisor of {shape.heads} heads")
     value_dim = keys.optional_count("v_head_dim")
     if value_dim not in {None, shape.head_dim}:
         keys.refuse("v_head_dim", f"{value_dim}", f"the keys' {shape.head_dim}")
@@ -120,7 +124,10 @@ def _ffn_width(keys: ConfigKeys, hidden: int, experts: Experts | None) -> int:
 
 def _layer_count(keys: ConfigKeys) -> int:
     listed = keys.texts("layers_block_type")
-    return len(listed) or keys.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = len(listed) or keys.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if layers > _MAX_LAYERS:
+        keys.refuse("num_hidden_layers", f"{layers}", f"at most {_MAX_LAYERS}")
+    return layers
 
 
 def _latent(keys: ConfigKeys) -> LatentAttention | None:
@@ -154,7 +161,10 @@ def _experts(keys: ConfigKeys, layers: int) -> Experts | None:
         "moe_topk",
         "moe_k",
     )
-    width = keys.count("moe_intermediate_size", "expert_hidden_size", "intermediate_size")
+    if active > count:
+        keys.refuse("num_experts_per_tok", f"{active}", f"at most the {count} experts")
+    width = keys.optional_count("moe_intermediate_size", "expert_hidden_size")
+    width = width or keys.count("intermediate_size")
     return Experts(
         count=count,
         active=active,

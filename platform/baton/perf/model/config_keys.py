@@ -6,6 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Never
 
 from baton.domain.errors import UnknownModel
+from baton.perf.model.class_defaults import (
+    CLASS_DEFAULTS,
+    LISTED,
+    TIED_BY_DEFAULT,
+    WINDOW_PERIODS,
+)
 
 _NOT_GATED = frozenset(
     {
@@ -39,28 +45,12 @@ _DEFAULT_FFN_4X = frozenset(
     | {"mpt"}
 )
 """Model types whose feed-forward width defaults to four times the hidden size."""
-_TIED_BY_DEFAULT = frozenset(
-    {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "opt", "falcon", "RefinedWeb", "RefinedWebModel"}
-    | {"mpt", "gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "starcoder2"}
-    | {"gemma4_text", "gemma4_unified_text", "lfm2", "lfm2_moe"}
-)
-"""Model types whose configuration classes in Hugging Face transformers default to tied embeddings
-(`tie_word_embeddings`)."""
 _UNSUPPORTED_MODEL_TYPES = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "zamba", "zamba2", "plamo2"}
     | {"minimax", "t5", "mt5", "umt5", "bart", "mbart", "whisper", "bert", "roberta", "deberta"}
     | {"jetmoe"}
 )
 """Model types with layers other than attention, or that are not decoders."""
-_DEFAULTS: Mapping[str, Mapping[str, int]] = {
-    "gemma3_text": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "vocab_size": 262_208,
-    },
-}
-"""Keys that smaller models of a family omit; the defaults of its configuration class."""
 
 _ATTENTION_TYPES = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention"}
@@ -101,6 +91,16 @@ _OTHER_LAYERS: Mapping[str, str] = {
     "H_cycles": "layers that run several times",
 }
 """Keys of structures that a shape cannot describe."""
+_PER_LAYER = (
+    "layer_types",
+    "mlp_layer_types",
+    "moe_layer_freq",
+    "indexer_types",
+    "attn_type_list",
+    "hybrid_layer_pattern",
+    "no_rope_layers",
+)
+"""Lists with an item for each layer."""
 _PERIODS = frozenset(
     {"full_attention_interval", "layer_group_size", "attn_layer_period", "H_cycles"}
 )
@@ -129,15 +129,6 @@ _FFN_WIDTHS: Final = (
     "feed_forward_dim",
     "block_ff_dim",
 )
-_WINDOW_PERIODS: Mapping[str, int] = {
-    "gemma2": 2,
-    "gpt_oss": 2,
-    "llama4_text": 4,
-    "cohere2": 4,
-    "gemma3": 6,
-    "gemma3_text": 6,
-}
-"""Every n-th layer attends to all tokens, where older configs do not list layers."""
 _DEFAULT_MAX_LEN = 2048
 """Training length of models without a key for it (BLOOM, early Falcon)."""
 
@@ -159,7 +150,7 @@ class ConfigKeys:
             None,
         )
         self._config: Mapping[str, object] = nested if isinstance(nested, Mapping) else config
-        self._defaults = _DEFAULTS.get(self.model_type, {})
+        self._defaults = CLASS_DEFAULTS.get(self.model_type, {})
         if self.model_type in _UNSUPPORTED_MODEL_TYPES:
             raise UnknownModel(
                 f"{name}: got model_type {self.model_type!r}, expected a decoder whose layers are"
@@ -190,6 +181,9 @@ class ConfigKeys:
                 self.refuse(key, reason)
 
     def _check_layer_lists(self, understood: Collection[str]) -> None:
+        for key, types in LISTED.items():
+            if self.model_type in types and not self.texts(key):
+                self.refuse(key, "no list", "a type for each layer")
         for key in ("layer_types", "layers_block_type"):
             for other in sorted(set(self.texts(key)) - _ATTENTION_TYPES - set(understood)):
                 self.refuse(key, other)
@@ -199,6 +193,17 @@ class ConfigKeys:
         if isinstance(kinds, Sequence) and not all(kinds):
             self.refuse("attn_type_list", "linear attention")
 
+    def check_lengths(self, layers: int) -> None:
+        """Refuse a list that has not one item for each layer.
+
+        Raises:
+            UnknownModel: there is one.
+        """
+        for key in _PER_LAYER:
+            value = self._config.get(key)
+            if isinstance(value, list) and value and len(value) != layers:
+                self.refuse(key, f"{len(value)} items", f"one for each of {layers} layers")
+
     def refuse(self, key: str, got: str, expected: str = "layers that a shape describes") -> Never:
         """Raise that a key's structure is not supported."""
         raise UnknownModel(
@@ -206,8 +211,11 @@ class ConfigKeys:
         )
 
     def value(self, key: str) -> object:
-        """The value of a key in the language model's part, else in the whole; None if absent."""
-        return self._config.get(key, self._root.get(key))
+        """The value of a key in the language model's part, else in the whole, else of its class.
+
+        None if there is none.
+        """
+        return self._config.get(key, self._root.get(key, self._defaults.get(key)))
 
     def texts(self, key: str) -> Sequence[str]:
         """A list of names; empty if there is none."""
@@ -237,9 +245,12 @@ class ConfigKeys:
         return value
 
     def optional_count(self, *names: str) -> int | None:
-        """`count`, but None when no key is present, or its value is null or 0."""
+        """`count`, but None when its value is null or 0, or no key is present.
+
+        Where none is present, the class of the model may have a default.
+        """
         for key in names:
-            value = self._config.get(key, self._defaults.get(key))
+            value = self._config.get(key)
             if isinstance(value, list) and value:
                 value = self._common(key, value)
             if value is None:
@@ -251,7 +262,9 @@ class ConfigKeys:
                     _REMEDY,
                 )
             return value or None
-        return None
+        if any(key in self._config for key in names):
+            return None
+        return next((self._defaults[key] for key in names if key in self._defaults), None)
 
     def _common(self, key: str, values: Sequence[object]) -> object:
         """The value that all layers of a list have."""
@@ -302,7 +315,7 @@ class ConfigKeys:
         no_rope = self._config.get("no_rope_layers")
         if isinstance(no_rope, Sequence) and no_rope:
             return sum(1 for item in no_rope if item)
-        period = self.optional_count("sliding_window_pattern") or _WINDOW_PERIODS.get(
+        period = self.optional_count("sliding_window_pattern") or WINDOW_PERIODS.get(
             self.model_type
         )
         if period is not None:
@@ -368,7 +381,7 @@ class ConfigKeys:
     @property
     def has_experts(self) -> bool:
         """Whether a switch for experts, where there is one, is on."""
-        return self._config.get("is_moe") is not False
+        return self.value("is_moe") is not False
 
     def shared_experts(self, width: int) -> int:
         """Experts that every token passes through, in widths of a routed expert."""
@@ -386,7 +399,7 @@ class ConfigKeys:
             kinds = self._config.get(key)
             if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
                 return sum(kind == dense_value for kind in kinds)
-        if (start := self._config.get("moe_layer_start_index")) is not None:
+        if (start := self.value("moe_layer_start_index")) is not None:
             return layers - self._listed_expert_layers(start, layers)
         dense_layer_ids = self._config.get("mlp_only_layers")
         dense = self.optional_count("first_k_dense_replace", "num_dense_layers") or 0
@@ -417,7 +430,7 @@ class ConfigKeys:
             value = config.get("tie_word_embeddings", config.get("tie_embedding"))
             if isinstance(value, bool):
                 return value
-        return self.model_type in _TIED_BY_DEFAULT
+        return self.model_type in TIED_BY_DEFAULT
 
     @property
     def max_len_tokens(self) -> int:

@@ -328,6 +328,7 @@ def _selective() -> Iterator[ModelShape]:
     yield from_config(minimax, name="MiniMaxAI/MiniMax-M3")
     gemma_4 = {
         "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 0,
         "hidden_size": 2816,
         "num_hidden_layers": 30,
         "num_attention_heads": 16,

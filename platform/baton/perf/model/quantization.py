@@ -37,6 +37,7 @@ from baton.perf.model.weight_formats import (
 )
 
 _REMEDY: Final = "say how the weights are stored, as '--dtype int4'"
+_REMEDY_KV: Final = "remove the scheme, and say '--kv-dtype fp8' where that is meant"
 _PREFIX: Final = re.compile(
     r"^(model\.language_model\.|language_model\.model\.|language_model\.|backbone\.|model\.)"
 )
@@ -433,14 +434,28 @@ def kv_dtype(config: Mapping[str, object]) -> Dtype | None:
     """Storage type of the KV cache that a quantized `config.json` asks for; None if it does not.
 
     Source: `get_kv_cache_quant_algo_string` of vLLM 0.32's `utils/torch_utils.py`, and its
-    `Attention` layer for compressed-tensors.
+    `CompressedTensorsKVCacheMethod.validate_kv_cache_scheme`.
+
+    Raises:
+        UnknownModel: vLLM refuses the scheme.
     """
     quantized = _quantization(ConfigKeys(config, ""))
     if quantized is None:
         return None
     scheme, kv = quantized.get("kv_cache_scheme"), quantized.get("kv_cache_quant_algo")
-    if isinstance(scheme, Mapping) and scheme.get("type") == "float":
-        kv = f"fp{scheme.get('num_bits')}"
+    is_modelopt = _method(quantized).startswith("modelopt")
+    if isinstance(scheme, Mapping):
+        kind, bits = scheme.get("type"), scheme.get("num_bits")
+        if not is_modelopt and (kind, bits) != ("float", 8):
+            raise UnknownModel(
+                f"kv_cache_scheme: got {bits} bits of type {kind}, expected 8 of type float",
+                _REMEDY_KV,
+            )
+        kv = f"fp{bits}" if kind == "float" else None
+    elif scheme is not None and not isinstance(scheme, str):
+        raise UnknownModel(
+            f"kv_cache_scheme: got {scheme!r}, expected an object or a name", _REMEDY_KV
+        )
     names = {"fp8": Dtype.FP8, "nvfp4": Dtype.FP4, "fp4": Dtype.FP4}
     return names.get(str(kv or scheme).lower())
 
@@ -454,13 +469,17 @@ def _quantization(keys: ConfigKeys) -> Mapping[str, object] | None:
     return None
 
 
-def _scheme(quantized: Mapping[str, object]) -> _Scheme:
+def _method(quantized: Mapping[str, object]) -> str:
     method = str(quantized.get("quant_method") or "").lower()
     if not method and quantized.get("quant_algo"):
-        method = "modelopt"
+        return "modelopt"
     if not method and quantized.get("config_groups"):
-        method = "compressed-tensors"
-    read = _READERS.get(method)
+        return "compressed-tensors"
+    return method
+
+
+def _scheme(quantized: Mapping[str, object]) -> _Scheme:
+    read = _READERS.get(_method(quantized))
     if read is None:
         raise _unknown(quantized)
     return read(quantized)
@@ -499,8 +518,8 @@ def _modules(shape: ModelShape, renames: Mapping[str, str]) -> Iterator[tuple[st
 
 
 _TORCH_DTYPES: Mapping[str, Dtype] = {
-    "float32": Dtype.FP32,
-    "float": Dtype.FP32,
+    "float32": Dtype.BF16,
+    "float": Dtype.BF16,
     "bfloat16": Dtype.BF16,
     "float16": Dtype.FP16,
     "half": Dtype.FP16,
@@ -508,5 +527,14 @@ _TORCH_DTYPES: Mapping[str, Dtype] = {
 
 
 def _torch_dtype(keys: ConfigKeys) -> Dtype:
-    name = keys.value("torch_dtype") or keys.value("dtype")
-    return _TORCH_DTYPES.get(str(name), Dtype.BF16)
+    """That in which vLLM keeps weights without a quantization: it narrows 32 bits to 16.
+
+    Source: `_resolve_auto_dtype` of vLLM 0.32's `config/model.py`.
+    """
+    name = keys.value("torch_dtype") or keys.value("dtype") or "bfloat16"
+    dtype = _TORCH_DTYPES.get(str(name).removeprefix("torch."))
+    if dtype is None:
+        raise UnknownModel(
+            f"torch_dtype: got {name!r}, expected one of {', '.join(_TORCH_DTYPES)}", _REMEDY
+        )
+    return dtype
