@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.traces import TraceUnusable, load_trace, make_workload
-from baton.simulator.workloads.arrivals import TimeUnit
+from baton.cli.traces import (
+    RequestArgs,
+    TraceUnusable,
+    load_trace,
+    make_workload,
+    requested_traces,
+)
+from baton.simulator.workloads.arrivals import TimeUnit, UserLoad
 from baton.simulator.workloads.formats import ReadOptions
 
 
@@ -34,6 +40,17 @@ def test_conversations_come_at_the_rate_that_was_asked_for_from_the_beginning() 
     for start_s in (0.0, 20.0, 40.0):
         arrived = sum(start_s <= request.at_s < start_s + 20 for request in made.requests)
         assert arrived / 20 == pytest.approx(rate_per_s, rel=0.2)
+
+
+def test_users_begin_conversations_and_take_over_none() -> None:
+    """Of conversations under way at a moment, most are long, and none is at its first prompt."""
+    load = UserLoad(users=100, think_s=10.0)
+    (trace,) = requested_traces(RequestArgs(workload="chat", users=load, duration_s=300.0))
+    first_prompts: dict[str | int | None, int] = {}
+    for request in trace.requests:
+        first_prompts.setdefault(request.session_id, request.prompt_tokens)
+    first = list(first_prompts.values())[:100]
+    assert sum(prompt < 1024 for prompt in first) > 50
 
 
 def test_a_workload_ends_where_either_limit_is_reached() -> None:

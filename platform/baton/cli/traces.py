@@ -137,26 +137,40 @@ def make_workload(
 
 
 def _generate(name: str, rate_per_s: float, duration_s: float, seed: int) -> Trace:
-    from baton.simulator.workloads.presets import synthetic  # here: keeps --help fast
-    from baton.simulator.workloads.scaling import cut
+    """Of that length, after the time in which sessions begin."""
+    from baton.simulator.workloads.scaling import cut  # here: keeps --help fast
 
+    _check_count(name, rate_per_s, duration_s)
+    warm_up_s = _WARM_UP_S.get(name, 0.0)
+    trace = _from_its_beginning(name, rate_per_s, warm_up_s + duration_s, seed)
+    return cut(trace, warm_up_s) if warm_up_s else trace
+
+
+def _check_count(name: str, rate_per_s: float, duration_s: float) -> None:
     if rate_per_s * duration_s > _MAX_REQUESTS:
         problem = (
             f"workload {name!r}: {rate_per_s:g}/s for {duration_s:g} s are"
             f" {rate_per_s * duration_s:.3g} requests, more than {_MAX_REQUESTS:,}"
         )
         raise TraceUnusable(problem, "give a lower --rate or a shorter --duration")
-    warm_up_s = _WARM_UP_S.get(name, 0.0)
+
+
+def _from_its_beginning(name: str, rate_per_s: float, duration_s: float, seed: int) -> Trace:
+    from baton.simulator.workloads.presets import synthetic  # here: keeps --help fast
+
     try:
-        trace = synthetic(name, rate_per_s=rate_per_s, duration_s=warm_up_s + duration_s, seed=seed)
+        return synthetic(name, rate_per_s=rate_per_s, duration_s=duration_s, seed=seed)
     except ValueError as error:
         raise TraceUnusable(str(error), "correct --workload, --rate or --duration") from error
-    return cut(trace, warm_up_s) if warm_up_s else trace
 
 
 # ------------------------------------------------------------------ what is simulated
 _MIN_CYCLE_S = 1.0
 """A user's answer takes longer, so that the requests of a duration are not used up."""
+
+
+_REQUESTS_OF_A_USER = 20
+"""Beyond those that are asked for, so that no user runs out of sessions."""
 
 
 def _requests_of_users(requests: RequestArgs, users: UserLoad) -> RequestArgs:
@@ -170,17 +184,39 @@ def _requests_of_users(requests: RequestArgs, users: UserLoad) -> RequestArgs:
     )
 
 
+def _whole_sessions(requests: RequestArgs, workload: str, users: UserLoad) -> Trace:
+    """Sessions from their first request on: a user begins one, and takes over none.
+
+    Of those that are under way at a moment, long ones are more than their share. There are enough
+    for each user to begin several.
+    """
+    if requests.rate_per_s is None or requests.max_requests is None:
+        raise TraceUnusable("--workload needs an end", "give --duration or --requests")
+    span_s = (requests.max_requests + _REQUESTS_OF_A_USER * users.users) / requests.rate_per_s
+    _check_count(workload, requests.rate_per_s, span_s)
+    trace = _from_its_beginning(
+        workload, requests.rate_per_s, span_s + _WARM_UP_S[workload], requests.seed
+    )
+    begun: dict[str | int | None, float] = {}
+    for request in trace.requests:
+        begun.setdefault(request.session_id, request.at_s)
+    kept = tuple(each for each in trace.requests if begun[each.session_id] <= span_s)
+    return replace(trace, requests=kept)
+
+
 def requested_traces(requests: RequestArgs) -> list[Trace]:
     """The requests to simulate: one trace for each rate.
 
     Raises:
         TraceUnusable: they cannot be read or made, have no rate to scale, or none is left.
     """
-    if requests.users is not None:
-        requests = _requests_of_users(requests, requests.users)
+    if (users := requests.users) is not None:
+        requests = _requests_of_users(requests, users)
         if requests.file is not None:
             trace = _trace_from_file(requests, requests.file, requests.rate_per_s)
             return [_limit_trace(trace, requests)]
+        if requests.workload in _WARM_UP_S:
+            return [_whole_sessions(requests, requests.workload, users)]
     rates: Sequence[float | None] = requests.scales or (requests.rate_per_s,)
     if requests.file is None:
         return [_limit_trace(_trace_from_workload(requests, rate), requests) for rate in rates]

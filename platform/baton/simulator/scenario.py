@@ -100,6 +100,8 @@ class ClosedLoop:
     load: UserLoad
     duration_s: float | None = None
     """Requests are sent for this time; None until all are sent."""
+    max_requests: int | None = None
+    """Requests are sent up to this number; None until all are sent."""
     seed: int = 0
 
 
@@ -406,6 +408,8 @@ class _Users:
         self._waiting[request.request_id] = session
         self._sent += 1
         self._send(request)
+        if self._sent == self._loop.max_requests:
+            self._end()
 
     def _on_end(self, record: RequestRecord) -> None:
         self._think(self._waiting.pop(record.request_id), from_s=record.ended_at_s)

@@ -268,7 +268,12 @@ def _error_for_variant(error: ConfigInvalid, change: str) -> ConfigInvalid:
 def _closed_loop(requests: RequestArgs) -> ClosedLoop | None:
     if requests.users is None:
         return None
-    return ClosedLoop(load=requests.users, duration_s=requests.duration_s, seed=requests.seed)
+    return ClosedLoop(
+        load=requests.users,
+        duration_s=requests.duration_s,
+        max_requests=requests.max_requests,
+        seed=requests.seed,
+    )
 
 
 def _result(
@@ -403,7 +408,8 @@ def _facts(
 
 def _requests_text(requests: RequestArgs, traces: Sequence[Trace]) -> str:
     if requests.users is not None:
-        return f"{len(traces[0]):,}, as users send them"
+        count = min(len(traces[0]), requests.max_requests or len(traces[0]))
+        return f"{count:,}, as users send them"
     return "; ".join(map(_trace_text, traces))
 
 
