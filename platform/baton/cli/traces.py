@@ -187,8 +187,8 @@ def _requests_of_users(requests: RequestArgs, users: UserLoad) -> RequestArgs:
 def _whole_sessions(requests: RequestArgs, workload: str, users: UserLoad) -> Trace:
     """Sessions from their first request on: a user begins one, and takes over none.
 
-    Of those that are under way at a moment, long ones are more than their share. There are enough
-    for each user to begin several.
+    Of those that are under way at a moment, too many are long. There are enough for each user to
+    begin several.
     """
     if requests.rate_per_s is None or requests.max_requests is None:
         raise TraceUnusable("--workload needs an end", "give --duration or --requests")

@@ -1,4 +1,4 @@
-"""What a `config.json` means by the keys that it omits: defaults of configuration classes."""
+"""Defaults of configuration classes, for keys that a `config.json` omits."""
 
 from __future__ import annotations
 
