@@ -519,6 +519,14 @@ def test_a_disaggregated_row_is_read_with_its_workers() -> None:
     assert row.pools.decode.devices == 16
 
 
+def test_clients_of_pools_are_those_that_decode_where_they_are_not_said() -> None:
+    without = POOLS.replace("fp8_block,,,211,9.1,1,", "fp8_block,,,211,9.1,,") + ",24"
+    (row,), _ = read_rows([POOLS_HEADER + ",decode_batch_size", without], "rows.csv")
+    assert (row.concurrency, row.problem) == (48, "")
+    (unknown,), _ = read_rows([POOLS_HEADER, without.removesuffix(",24")], "rows.csv")
+    assert unknown.problem == "it does not say how many clients there were"
+
+
 def test_pools_are_predicted_by_their_workers() -> None:
     (row,), _ = read_rows([POOLS_HEADER, POOLS], "rows.csv")
     crowd = replace(row, concurrency=64)

@@ -513,3 +513,16 @@ def test_gpus_with_flash_attention_2_take_the_attention_of_a100(gpu: str) -> Non
     products = Matrix(inputs=4096, outputs=14_336)
     read_s = 2 * 4096 * 14_336 / devices[0].memory_bytes_per_s
     assert read_s < own.gemm_s(products, 1) < 1.25 * read_s
+
+
+@pytest.mark.parametrize("gpu", ["H100", "H200"])
+@pytest.mark.parametrize("requests", [8, 24, 64, 256])
+def test_experts_on_eight_devices_are_no_slower_than_on_four(gpu: str, requests: int) -> None:
+    """Their width is no multiple of a block then, and tables have them with one scale only."""
+    experts = find_shape("Qwen/Qwen3-235B-A22B-FP8").experts
+    assert experts is not None
+    four_s, eight_s = (
+        kernels_of(gpu, weights=Dtype.FP8, tp=tp).experts_s(experts, 4096, requests)
+        for tp in (4, 8)
+    )
+    assert eight_s < four_s

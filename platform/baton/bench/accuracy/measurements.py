@@ -162,7 +162,10 @@ def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
     weights, experts = (
         _DTYPES.get((name or "").lower()) for name in (weights_name, fields.get("moe_quant_mode"))
     )
+    pools = _parse_pools(fields, layout) if disaggregated else None
     concurrency = parse_tokens(fields["concurrency"] or 0, "concurrency", minimum=0)
+    if pools is not None and not concurrency:
+        concurrency = _decoding_clients(fields, pools)
     return MeasuredRow(
         line=line,
         backend=_required_text(fields, "backend"),
@@ -179,7 +182,7 @@ def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
         pp=layout.pp,
         dp=layout.dp,
         ep=layout.ep,
-        pools=_parse_pools(fields, layout) if disaggregated else None,
+        pools=pools,
         concurrency=concurrency,
         ttft_s=ttft_ms * _MILLI,
         tpot_s=tpot_ms * _MILLI,
@@ -220,6 +223,15 @@ def _parse_pools(fields: Mapping[str, str], prefill: WorkerLayout) -> MeasuredPo
         decode=_parse_layout(fields, "decode_"),
         decode_workers=decode_workers,
     )
+
+
+def _decoding_clients(fields: Mapping[str, str], pools: MeasuredPools) -> int:
+    """Requests that decode at once, as many as clients; 0 if it is not known.
+
+    The batch is that of a rank. Of the rows on H100, one has both numbers: they agree.
+    """
+    batch = parse_tokens(fields.get("decode_batch_size") or 0, "decode_batch_size", minimum=0)
+    return batch * pools.decode_workers * pools.decode.dp
 
 
 class LoggedRequest(NamedTuple):
