@@ -530,8 +530,9 @@ def test_large_fleets_report_less_often() -> None:
 def test_a_fleet_that_reports_less_often_serves_as_one_that_reports_as_live() -> None:
     def mean_ttft_s(reporting: ReportingOptions) -> float:
         made = scenario(pool(Role.MIXED, 120), reporting=reporting)
-        return mean([one.ttft_s for one in simulate(made, trace(3000, rate_per_s=600.0)).outcomes])
+        return mean([outcome.ttft_s for outcome in simulate(made, crowd).outcomes])
 
+    crowd = trace(3000, rate_per_s=600.0)
     live, throttled = ReportingOptions(report_unchanged=False), throttled_reporting(1000, 1)
     assert mean_ttft_s(throttled) == pytest.approx(mean_ttft_s(live), rel=0.02)
 
