@@ -520,9 +520,9 @@ def test_an_index_is_used_for_shared_prefixes_only() -> None:
 
 
 def test_large_fleets_report_less_often() -> None:
-    assert throttled_reporting(50, 1).report_interval_s == 0.25
-    assert throttled_reporting(1000, 1).report_interval_s == 5.0
-    assert throttled_reporting(100, 4).report_interval_s == 2.0
+    assert throttled_reporting(25, 1).report_interval_s == 0.25
+    assert throttled_reporting(1000, 1).report_interval_s == 10.0
+    assert throttled_reporting(100, 4).report_interval_s == 1.0
     assert throttled_reporting(50, 1).max_step_run_s == 1.0
     assert throttled_reporting(1000, 1).max_step_run_s == 10.0
 

@@ -13,6 +13,7 @@ from baton.perf.timing import EngineTiming, added_prefill_s, decode_delay_s
 from baton.policy.admission.slo_evaluation import MAX_ITL_VIOLATION_FRACTION
 from baton.policy.placement.port import PlacementContext, PlacementQuery
 from baton.policy.placement.replica_cost import (
+    NO_LOAD,
     ReplicaCost,
     StreamLoad,
     fill_relative_costs,
@@ -140,7 +141,9 @@ class PlacementOptions:
         timings, peer_load_factor = context.timings, context.fleet.peer_load_factor
         attended_tokens = query.prompt_tokens + int(output_tokens / 2)
         loads = [
-            stream_load(view, attended_tokens, peer_load_factor, timings.stream_context(view))
+            NO_LOAD
+            if is_idle(query, view)
+            else stream_load(view, attended_tokens, peer_load_factor, timings.stream_context(view))
             for view in views
         ]
         least = min(loads)

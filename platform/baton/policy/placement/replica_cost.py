@@ -207,6 +207,9 @@ class StreamLoad(NamedTuple):
     legs: int
 
 
+NO_LOAD = StreamLoad(0, 0, 0, 0)
+
+
 def stream_load(
     view: ReplicaView, attended_tokens: int, peer_load_factor: float, stream_context: float | None
 ) -> StreamLoad:
