@@ -202,15 +202,13 @@ def scenario_of(
     return to_scenario(configured(engine=engine, replicas=replicas, policy=policy)).scenario
 
 
-def served(
-    load: Load, engine: str, replicas: Mapping[str, int], policy: str = "predicted"
-) -> SimulationResult:
-    return simulate(scenario_of(engine=engine, replicas=replicas, policy=policy), load.trace(0))
+SEEDS = range(3)
+"""Of traces: the slowest few of a single one are a matter of luck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Times to first token."""
+    """Times to first token, as means over traces."""
 
     whole_mean_s: float
     mean_s: float
@@ -226,10 +224,23 @@ class Waits:
         p90_s, p99_s = (warm_s[int(share * len(warm_s))] for share in (0.9, 0.99))
         return cls(whole_mean_s=fmean(all_s), mean_s=fmean(warm_s), p90_s=p90_s, p99_s=p99_s)
 
+    @classmethod
+    def mean_of(
+        cls, load: Load, engine: str, replicas: Mapping[str, int], policy: str = "predicted"
+    ) -> Waits:
+        made = scenario_of(engine=engine, replicas=replicas, policy=policy)
+        waits = [cls.of(simulate(made, load.trace(seed))) for seed in SEEDS]
+        return cls(
+            whole_mean_s=fmean([wait.whole_mean_s for wait in waits]),
+            mean_s=fmean([wait.mean_s for wait in waits]),
+            p90_s=fmean([wait.p90_s for wait in waits]),
+            p99_s=fmean([wait.p99_s for wait in waits]),
+        )
+
 
 def assert_no_later_than_round_robin(load: Load, engine: str, replicas: Mapping[str, int]) -> None:
-    found = Waits.of(served(load, engine, replicas))
-    blind = Waits.of(served(load, engine, replicas, "round-robin"))
+    found = Waits.mean_of(load, engine, replicas)
+    blind = Waits.mean_of(load, engine, replicas, "round-robin")
     assert found.whole_mean_s <= WHOLE_MEAN * blind.whole_mean_s
     assert found.mean_s <= MEAN * blind.mean_s
     assert found.p90_s <= P90 * blind.p90_s
