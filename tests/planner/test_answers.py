@@ -14,7 +14,7 @@ from baton.perf.hardware.accelerators import Accelerator
 from baton.perf.model.speculative import speedup
 from baton.planner.explore import cost, rank_candidates
 from baton.planner.plan import find_bottleneck, verdict_of
-from baton.planner.problem import AcceleratorOffer, PlanningProblem
+from baton.planner.problem import AcceleratorOffer, PlanningProblem, SloClass
 from baton.planner.rates.closed_form import MeanRequest
 from baton.planner.rates.measure import RateSearchResult
 from baton.planner.rates.trials import LatencyQuantiles, Trial
@@ -27,6 +27,7 @@ from baton.planner.tradeoffs import (
     simulated_tradeoffs,
     speculation_of,
 )
+from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.arrivals import UserLoad
 from tests.planner.shapes import GPU, TIMING, evenly_spaced, instance, question, shapes
 from tests.simulator.v1_cores import LinearStepTiming
@@ -427,6 +428,26 @@ def test_a_rate_at_which_waits_grow_is_named_so_and_prompts_share_steps() -> Non
         for answer in (found, alone)
     )
     assert share < 0.3 * longer_share
+
+
+def test_more_streams_than_a_group_can_have_are_named_by_what_limits_them() -> None:
+    growing = replace(trial(1000.0), wait_grows=True)
+    plain = candidate(FleetKind.DISAGGREGATED, 10.0, over=growing)
+    prefill, decode = plain.fleet.pools
+    shape = replace(
+        decode.engine_shape, dp=4, ep=True, settings=decode.engine_shape.settings.for_ranks(4)
+    )
+    fleet = replace(plain.fleet, pools=(prefill, replace(decode, engine_shape=shape)))
+    groups = replace(plain, fleet=fleet, simulated_fleet=fleet)
+    loose, strict = (
+        find_bottleneck(groups, MIX, (SloClass(objectives=Objectives(tpot_s=tpot_s)),))
+        for tpot_s in (1.0, 0.02)
+    )
+
+    assert loose.constraint is Constraint.BATCH_LIMIT
+    assert "than its ranks have places: 1024" in loose.reason
+    assert strict.constraint is Constraint.DECODE_BANDWIDTH
+    assert "than a step can have within 20 ms" in strict.reason
 
 
 def test_late_first_tokens_are_for_the_network_when_that_is_full() -> None:

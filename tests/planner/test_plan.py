@@ -10,6 +10,7 @@ from baton.domain.errors import InsufficientMemory
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.model.known_models import find_shape
+from baton.planner import explore
 from baton.planner.plan import plan, plan_quantizations, unreachable_objectives
 from baton.planner.problem import AcceleratorOffer, PlanningProblem, SloClass
 from baton.planner.result import Plan, UnreachableObjective
@@ -64,6 +65,19 @@ def test_the_answer_was_attained_in_a_simulated_run(most: Plan) -> None:
 def test_the_binding_limit_is_reported_with_figures(most: Plan) -> None:
     assert most.bottleneck is not None
     assert "%" in most.bottleneck.reason or "requests/s" in most.bottleneck.reason
+
+
+def test_fleets_of_an_answer_in_another_space_are_not_simulated_again(most: Plan) -> None:
+    progress: list[Progress] = []
+    again = plan(
+        question(CHAT, tpot_s=0.05, gpus=2),
+        catalogue=shapes(),
+        on_progress=progress.append,
+        simulated=most.candidates,
+    )
+
+    assert again.candidates == most.candidates
+    assert {step.total for step in progress if step.stage == explore.STAGE} == {0}
 
 
 def test_two_pools_of_unequal_work_are_no_reason_to_disaggregate(most: Plan) -> None:

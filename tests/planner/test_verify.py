@@ -9,14 +9,17 @@ import pytest
 from baton.domain.fleet import Role
 from baton.planner.problem import SearchEffort, SloClass
 from baton.planner.rates.arrivals import TrafficSampler
-from baton.planner.rates.measure import InstanceTask, run_shortened
+from baton.planner.rates.closed_form import MeanRequest, steady_rate
+from baton.planner.rates.measure import InstanceTask, measure_instance, run_shortened
 from baton.planner.rates.measure import run_instance as run_alone
+from baton.planner.rates.shortlist import shortlist_shapes
 from baton.planner.shapes.fleets import FleetKind, PlannedFleet, PlannedPool
-from baton.planner.shapes.space import Duty
+from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue
 from baton.planner.verify import FleetTask, measure_fleet, run_fleet
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.planner.shapes import instance
+from tests.planner.shapes import question as asked
 from tests.planner.test_rates import PAUSED
 
 HELD = Objectives(ttft_s=1.0, tpot_s=0.05)
@@ -56,6 +59,46 @@ def test_no_rate_is_found_that_replicas_have_no_time_for(replicas: int) -> None:
     found = measure_fleet(task(replicas))
     assert 0.4 * 20 * replicas < found.rate_per_s < 20 * replicas
     assert found.lowest_failed_trial is not None
+
+
+LONG_ANSWERS = TrafficSampler(
+    Trace(name="long", requests=tuple(TraceRequest(0.05 * at, 100, 500) for at in range(400)))
+)
+"""Two ranks of 128 places with steps of 23 ms end 22 of these a second; a run of 60 fits in."""
+
+
+def group() -> EngineShape:
+    """Of two ranks, with the places and the timing of a plain engine."""
+    plain = instance(1024)
+    rank = replace(plain.settings, kv_blocks=10_000, max_running_requests=128)
+    return replace(plain, dp=2, ep=True, settings=rank.for_ranks(2))
+
+
+def test_no_rate_holds_at_which_more_streams_come_than_a_batch_has_places() -> None:
+    one, two = (
+        PlannedFleet(
+            kind=FleetKind.COLOCATED,
+            pools=(PlannedPool(role=Role.MIXED, engine_shape=group(), replicas=replicas),),
+        )
+        for replicas in (1, 2)
+    )
+    crowded = replace(task(1), traffic=LONG_ANSWERS, residence_s=12.0, fleet=one)
+
+    assert run_fleet(crowded, 20.0).holds
+    assert run_fleet(crowded, 30.0).wait_grows
+    assert run_fleet(replace(crowded, fleet=two), 30.0).holds
+
+
+def test_a_group_alone_is_not_simulated_with_more_streams_than_it_has_places() -> None:
+    question = asked(LONG_ANSWERS.trace, ttft_s=1.0, tpot_s=0.05)
+    mix = MeanRequest(prompt_tokens=100, output_tokens=500)
+    catalogue = ShapeCatalogue(shapes_by_duty={Duty.DECODE: (group(),)})
+    (decode,) = shortlist_shapes(question, catalogue, mix)
+    steady = steady_rate(decode.engine_shape.settings, mix, 0.05)
+    found = measure_instance(replace(decode, effort=EFFORT))
+
+    assert 0.6 * steady < found.rate_per_s <= steady
+    assert max(trial.rate_per_s for trial in found.trials) <= steady
 
 
 def test_a_run_that_no_request_arrives_in_does_not_hold() -> None:

@@ -40,6 +40,7 @@ class Explorer:
         question: PlanningProblem,
         tasks: Sequence[InstanceTask],
         measured: Sequence[RateSearchResult],
+        simulated: Sequence[Candidate] = (),
     ) -> None:
         self.question = question
         self.stock = GpuBudget.from_offers(question.gpus, question.offers)
@@ -56,7 +57,10 @@ class Explorer:
         self._instances_by_duty = {
             duty: [task.engine_shape for task, _ in usable if task.duty is duty] for duty in Duty
         }
-        self._measured_by_name: dict[str, RateSearchResult] = {}
+        self._measured_by_name: dict[str, RateSearchResult] = {
+            _fleet_name(candidate.simulated_fleet): candidate.search_result
+            for candidate in simulated
+        }
         self.runs = 0
 
     def pairs(self, kind: FleetKind) -> list[tuple[EngineShape, ...]]:

@@ -27,10 +27,10 @@ from baton.domain.names.words import count_text
 from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
 from baton.planner.explore import Explorer, cost, first_by_kind, has_all_prices, rank_candidates
 from baton.planner.problem import PlanningProblem, SloClass, class_of
-from baton.planner.rates.closed_form import MeanRequest, decode_s, prefill_s
+from baton.planner.rates.closed_form import MeanRequest, decode_s, prefill_s, steady_rate
 from baton.planner.rates.measure import InstanceTask, measure_instance
 from baton.planner.rates.shortlist import shortlist_shapes
-from baton.planner.rates.trials import Trial
+from baton.planner.rates.trials import Trial, steady_tpot_s
 from baton.planner.result import (
     Bottleneck,
     Candidate,
@@ -60,6 +60,8 @@ STAGE = "shapes"
 _BUSY_FRACTION = 0.6
 """Utilization from which a pool counts as busy: bursts leave little more."""
 _FULL_FRACTION = 0.85
+_NEAR_FRACTION = 0.95
+"""Of a limit by the mean request: a run's own requests are a little longer or shorter."""
 _QUANTIZATIONS = (
     (Dtype.BF16, Dtype.FP8),
     (Dtype.FP8, Dtype.BF16),
@@ -75,6 +77,7 @@ def plan(
     parallel_map: ParallelMap = map,
     on_progress: Callable[[Progress], None] | None = None,
     catalogue: ShapeCatalogue | None = None,
+    simulated: Sequence[Candidate] = (),
 ) -> Plan:
     """The answer to a question.
 
@@ -83,6 +86,8 @@ def plan(
         parallel_map: runs simulations; a process pool's `map` runs several at a time.
         on_progress: receives the progress of the search.
         catalogue: shapes to choose from, instead of the question's space on the roofline.
+        simulated: fleets of an answer to the same question in another space, whose simulations are
+            used again.
 
     Raises:
         InsufficientMemory: the model fits in no shape.
@@ -107,7 +112,7 @@ def plan(
     runner = SimulationRunner(parallel_map, on_progress)
     tasks = shortlist_shapes(question, catalogue, mix)
     measured = runner.run_stage(STAGE, measure_instance, tasks)
-    explorer = Explorer(question, tasks, measured)
+    explorer = Explorer(question, tasks, measured, simulated)
     explorer.runs += sum(len(search.trials) for search in measured)
     result = _build_plan(explorer, explorer.explore(runner), mix)
     result = replace(result, demand=find_demand(result, explorer, runner))
@@ -125,8 +130,16 @@ def plan_groups(
     *,
     parallel_map: ParallelMap = map,
     on_progress: Callable[[Progress], None] | None = None,
+    without: Plan | None = None,
 ) -> Plan:
     """The answer that also considers groups of these many data-parallel ranks with shared experts.
+
+    Args:
+        question: workload, objectives and accelerators.
+        sizes: ranks of a group.
+        parallel_map: runs simulations.
+        on_progress: receives the progress of the search.
+        without: the answer without groups; its fleets are not simulated again.
 
     Raises:
         InsufficientMemory: the model fits in no shape, either.
@@ -136,7 +149,12 @@ def plan_groups(
         space=replace(question.space, data_parallel_sizes=sizes),
         effort=replace(question.effort, sensitivity=False),
     )
-    return plan(changed, parallel_map=parallel_map, on_progress=on_progress)
+    return plan(
+        changed,
+        parallel_map=parallel_map,
+        on_progress=on_progress,
+        simulated=() if without is None else without.candidates,
+    )
 
 
 def plan_quantizations(
@@ -178,7 +196,7 @@ def _build_plan(explorer: Explorer, candidates: Sequence[Candidate], mix: MeanRe
         meets_rate=meets_rate,
         verdict=verdict_of(best, ranked, question) + _missing_prices_note(best, question),
         candidates=tuple(ranked),
-        bottleneck=None if best is None else find_bottleneck(best, mix),
+        bottleneck=None if best is None else find_bottleneck(best, mix, question.classes),
         gpus_needed=None if meets_rate or best is None else _required_gpus(explorer, best),
     )
 
@@ -378,11 +396,15 @@ def _describe_infeasible(ranked: Sequence[Candidate]) -> str:
     )
 
 
-def find_bottleneck(candidate: Candidate, mix: MeanRequest) -> Bottleneck:
+def find_bottleneck(
+    candidate: Candidate, mix: MeanRequest, classes: Sequence[SloClass] = ()
+) -> Bottleneck:
     """The bottleneck of a candidate, at the lowest rate that it did not sustain."""
     failed_trial = candidate.search_result.lowest_failed_trial
     if failed_trial is None:
         return Bottleneck(constraint=Constraint.NONE, reason="no rate that was tried was too high")
+    if stream_limit := _stream_bottleneck(candidate, failed_trial, mix, classes):
+        return stream_limit
     if capacity_limit := _capacity_bottleneck(candidate, failed_trial, mix):
         return capacity_limit
     if failed_trial.late_first_token_fraction >= failed_trial.slow_stream_fraction:
@@ -457,6 +479,36 @@ def _network_bottleneck(candidate: Candidate, failed_trial: Trial, mix: MeanRequ
     if utilization < _FULL_FRACTION:
         return None
     return f"handing KV blocks over takes {utilization:.0%} of the prefill pool's network"
+
+
+def _stream_bottleneck(
+    candidate: Candidate, failed_trial: Trial, mix: MeanRequest, classes: Sequence[SloClass]
+) -> Bottleneck | None:
+    """Evidence that a group gets more streams than its steps can have; None if it does not.
+
+    Its runs are too short to show these (see `verify`).
+    """
+    pool = candidate.simulated_fleet.pools[-1]
+    if pool.engine_shape.dp == 1 or failed_trial.margin < 0 or not classes:
+        return None
+    settings, tpot_s = pool.engine_shape.settings, steady_tpot_s(classes)
+    limit_per_s = steady_rate(settings, mix, tpot_s)
+    if failed_trial.rate_per_s < _NEAR_FRACTION * pool.replicas * limit_per_s:
+        return None
+    evidence = (
+        f"at {failed_trial.rate_per_s * candidate.scale_factor:.3g} requests/s more streams come to"
+        f" each {pool.role} group than"
+    )
+    if tpot_s is None or limit_per_s >= steady_rate(settings, mix, None):
+        return Bottleneck(
+            constraint=Constraint.BATCH_LIMIT,
+            reason=f"{evidence} its ranks have places: {settings.max_running_requests}"
+            " (--max-num-seqs)",
+        )
+    return Bottleneck(
+        constraint=Constraint.DECODE_BANDWIDTH,
+        reason=f"{evidence} a step can have within {tpot_s * 1e3:.3g} ms",
+    )
 
 
 def _capacity_bottleneck(

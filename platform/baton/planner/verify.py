@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from baton.domain.fleet import Role
 from baton.planner.problem import DEFAULT_OBJECTIVES, SearchEffort, SloClass
 from baton.planner.rates.arrivals import TrafficSampler
+from baton.planner.rates.closed_form import MeanRequest, steady_rate
 from baton.planner.rates.measure import (
     RateSearchResult,
     empty_trial,
@@ -13,13 +16,14 @@ from baton.planner.rates.measure import (
     run_shortened,
     search_rate,
 )
-from baton.planner.rates.trials import DutyRequirement, Trial, evaluate_trial
+from baton.planner.rates.trials import DutyRequirement, Trial, evaluate_trial, steady_tpot_s
 from baton.planner.shapes.fleets import FleetKind, PlannedFleet
 from baton.planner.shapes.space import Duty
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
-from baton.simulator.outcome import Objectives
+from baton.simulator.outcome import Objectives, mean
 from baton.simulator.scenario import PoolPlan, Scenario, simulate
+from baton.simulator.workloads.trace import TraceRequest
 
 DISAGGREGATE = {
     FleetKind.COLOCATED: Disaggregate.NEVER,
@@ -73,7 +77,35 @@ def _simulate_fleet(task: FleetTask, rate_per_s: float, requests: int) -> Trial:
     if not sample.requests:
         return empty_trial(rate_per_s, task.classes, requirement)
     result = simulate(scenario_of(task), sample, until_s=_end_s(task, sample.requests[-1].at_s))
-    return evaluate_trial(rate_per_s, sample.requests, result.outcomes, task.classes, requirement)
+    trial = evaluate_trial(rate_per_s, sample.requests, result.outcomes, task.classes, requirement)
+    if all(pool.engine_shape.dp == 1 for pool in task.fleet.pools):
+        return trial
+    # A run with fewer requests than the ranks have streams at this rate shows no wait.
+    grows = trial.wait_grows or rate_per_s > _steady_rate(task, sample.requests)
+    return replace(trial, wait_grows=grows)
+
+
+def _steady_rate(task: FleetTask, requests: Sequence[TraceRequest]) -> float:
+    """Requests per second above which the decoding replicas have too many streams.
+
+    A hybrid's prefill replicas decode with a part of their batch.
+    """
+    mix = MeanRequest(
+        prompt_tokens=mean([float(request.prompt_tokens) for request in requests]),
+        output_tokens=max(1.0, mean([float(request.output_tokens) for request in requests])),
+    )
+    parts = dict.fromkeys(Role, 1.0)
+    parts[Role.PREFILL] = (
+        PredictedOptions().decode_on_prefill_fraction
+        if task.fleet.kind is FleetKind.HYBRID
+        else 0.0
+    )
+    return sum(
+        parts[pool.role]
+        * pool.replicas
+        * steady_rate(pool.engine_shape.settings, mix, steady_tpot_s(task.classes))
+        for pool in task.fleet.pools
+    )
 
 
 def scenario_of(task: FleetTask) -> Scenario:

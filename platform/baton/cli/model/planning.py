@@ -240,10 +240,11 @@ def _plan_both(
     sizes = _rank_sizes(args, question)
     plans = 1 + bool(sizes)
 
-    def plan_groups() -> Plan:
+    def plan_groups(without: Plan | None = None) -> Plan:
         return plan.plan_groups(
             question,
             sizes,
+            without=without,
             parallel_map=run_all,
             on_progress=lambda at: on_progress((1 + _fraction(at)) / plans),
         )
@@ -259,7 +260,7 @@ def _plan_both(
             raise
         groups = plan_groups()
         return replace(groups, verdict=f"{ONLY_GROUPS_FIT}: {groups.verdict}"), None
-    return best_plan, plan_groups() if sizes else None
+    return best_plan, plan_groups(best_plan) if sizes else None
 
 
 def _rank_sizes(args: PlanArgs, question: PlanningProblem) -> tuple[int, ...]:

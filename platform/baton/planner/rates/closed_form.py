@@ -141,6 +141,24 @@ def decode_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) ->
     return stages * batch / step_s / mix.output_tokens
 
 
+def steady_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) -> float:
+    """Requests per second above which no run can go on: by places in the batch and `tpot_s`.
+
+    By Little's law, more requests per second are more streams at a time, whose steps are longer. A
+    run of fewer requests does not show these. KV memory is not considered: prompts may share it.
+    """
+    stages = settings.pipeline_stages
+    batch = max_batch(
+        settings.timing,
+        context_tokens=mix.context_tokens,
+        tpot_s=tpot_s,
+        limit=max(1, settings.max_running_requests // stages),
+    )
+    if not batch:
+        return 0.0
+    return stages * batch / decode_s(settings.timing, batch, mix.context_tokens) / mix.output_tokens
+
+
 def mixed_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) -> float:
     """Requests per second of an engine that prefills and decodes in the same steps.
 

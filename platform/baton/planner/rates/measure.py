@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from baton.planner.problem import SearchEffort, SloClass
 from baton.planner.rates.arrivals import TrafficSampler
@@ -44,6 +45,8 @@ class InstanceTask:
     """Approximate time that a request spends on the replica; determines the length of runs."""
     elsewhere_s: float = 0.0
     """Part of the time to first token that other replicas use."""
+    steady_per_s: float = inf
+    """Above it no run is simulated: it would only show how long an overloaded replica fills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +78,23 @@ def measure_instance(task: InstanceTask) -> RateSearchResult:
         lambda rate_per_s: run_instance(task, rate_per_s),
         task.guess_per_s,
         precision=_PRECISION_FACTOR * task.effort.precision,
+        steady_per_s=task.steady_per_s,
     )
 
 
 def search_rate(
-    trial_at: Callable[[float], Trial], guess_per_s: float, *, precision: float
+    trial_at: Callable[[float], Trial],
+    guess_per_s: float,
+    *,
+    precision: float,
+    steady_per_s: float = inf,
 ) -> RateSearchResult:
-    """The highest rate at which trials hold; 0 if none does."""
+    """The highest rate at which trials hold, without any above `steady_per_s`; 0 if none does."""
     trials: list[Trial] = []
 
     def holds(rate_per_s: float) -> bool:
+        if rate_per_s > steady_per_s:
+            return False
         trials.append(trial_at(rate_per_s))
         return trials[-1].holds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from baton.planner.problem import DEFAULT_OBJECTIVES, PlanningProblem
 from baton.planner.rates.arrivals import TrafficSampler
@@ -15,9 +16,10 @@ from baton.planner.rates.closed_form import (
     max_concurrent_requests,
     mixed_rate,
     prefill_s,
+    steady_rate,
 )
 from baton.planner.rates.measure import InstanceTask
-from baton.planner.rates.trials import DutyRequirement
+from baton.planner.rates.trials import DutyRequirement, steady_tpot_s
 from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue, Split
 from baton.simulator.workloads.statistics import reused_tokens
 
@@ -58,6 +60,16 @@ class RateEstimates:
                     engine_shape.settings, self._mix, self.tpot_s
                 )
                 return min(step_limited_rate, self._prompt_rate(engine_shape, duty, self.ttft_s))
+
+    def steady_rate(self, engine_shape: EngineShape, duty: Duty) -> float:
+        """Requests per second of a group above which streams are too many; infinite without them.
+
+        A run of a group has fewer requests than its ranks have places, and shows no limit itself.
+        """
+        if duty is Duty.PREFILL or engine_shape.dp == 1:
+            return inf
+        tpot_s = steady_tpot_s(self._question.classes)
+        return steady_rate(engine_shape.settings, self._mix, tpot_s)
 
     def elsewhere_s(self, engine_shape: EngineShape, duty: Duty) -> float:
         """The part of the time to first token that other replicas use.
@@ -135,6 +147,7 @@ def shortlist_shapes(
                     guess_per_s=rate,
                     residence_s=estimates.residence_s(shape, duty),
                     elsewhere_s=estimates.elsewhere_s(shape, duty),
+                    steady_per_s=estimates.steady_rate(shape, duty),
                 )
                 for shape, rate in _best_splits(
                     rated_on_accelerator, question.effort.shapes_per_duty

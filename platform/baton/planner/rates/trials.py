@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from baton.planner.problem import DEFAULT_OBJECTIVES, SloClass, class_of
 from baton.planner.shapes.space import Duty
@@ -13,6 +14,7 @@ from baton.simulator.workloads.trace import TraceRequest
 WARM_UP_FRACTION = 1 / 3
 """First requests of a run that are not counted: their engine is emptier than usual."""
 _MIN_LIMIT_S = 1e-9
+_MAJORITY = 0.5
 _MAX_WAIT_GROWTH = 0.04
 """Growth of the wait in seconds per second that shows overload. Less may be chance."""
 _SELF_EVIDENT_SPAN = 1 / _MAX_WAIT_GROWTH
@@ -100,6 +102,17 @@ class DutyRequirement:
         With two duties the square root, as if they missed independently.
         """
         return attainment if self.duty is Duty.BOTH else attainment**0.5
+
+
+def steady_tpot_s(classes: Sequence[SloClass]) -> float | None:
+    """The time per token that a step of all streams may take at most in the mean.
+
+    The loosest: a stream of any class is in each step. None where fewer than half need meet it.
+    """
+    if min(class_.attainment for class_ in classes) < _MAJORITY:
+        return None
+    limits = [class_.objectives.tpot_s or DEFAULT_OBJECTIVES.tpot_s or inf for class_ in classes]
+    return max(limits)
 
 
 def evaluate_trial(
