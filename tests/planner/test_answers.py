@@ -430,7 +430,7 @@ def test_a_rate_at_which_waits_grow_is_named_so_and_prompts_share_steps() -> Non
     assert share < 0.3 * longer_share
 
 
-def test_more_streams_than_a_group_can_have_are_named_by_what_limits_them() -> None:
+def test_more_streams_than_a_group_can_have_are_named_by_their_limit() -> None:
     growing = replace(trial(1000.0), wait_grows=True)
     plain = candidate(FleetKind.DISAGGREGATED, 10.0, over=growing)
     prefill, decode = plain.fleet.pools
