@@ -74,11 +74,21 @@ def group() -> EngineShape:
     return replace(plain, dp=2, ep=True, settings=rank.for_ranks(2))
 
 
-def test_no_rate_holds_at_which_more_streams_come_than_a_batch_has_places() -> None:
+def plain() -> EngineShape:
+    """With the places of both ranks, in one engine."""
+    engine = instance(1024)
+    settings = replace(engine.settings, kv_blocks=20_000, max_running_requests=256)
+    return replace(engine, settings=settings)
+
+
+@pytest.mark.parametrize("shape", [group(), plain()], ids=["a group", "a plain engine"])
+def test_no_rate_holds_at_which_more_streams_come_than_a_batch_has_places(
+    shape: EngineShape,
+) -> None:
     one, two = (
         PlannedFleet(
             kind=FleetKind.COLOCATED,
-            pools=(PlannedPool(role=Role.MIXED, engine_shape=group(), replicas=replicas),),
+            pools=(PlannedPool(role=Role.MIXED, engine_shape=shape, replicas=replicas),),
         )
         for replicas in (1, 2)
     )

@@ -78,9 +78,10 @@ def _simulate_fleet(task: FleetTask, rate_per_s: float, requests: int) -> Trial:
         return empty_trial(rate_per_s, task.classes, requirement)
     result = simulate(scenario_of(task), sample, until_s=_end_s(task, sample.requests[-1].at_s))
     trial = evaluate_trial(rate_per_s, sample.requests, result.outcomes, task.classes, requirement)
-    if all(pool.engine_shape.dp == 1 for pool in task.fleet.pools):
+    is_plain = all(pool.engine_shape.dp == 1 for pool in task.fleet.pools)
+    if is_plain and task.fleet.kind is FleetKind.HYBRID:
         return trial
-    # A run with fewer requests than the ranks have streams at this rate shows no wait.
+    # A run with fewer requests than the fleet has streams at this rate shows no wait.
     grows = trial.wait_grows or rate_per_s > _steady_rate(task, sample.requests)
     return replace(trial, wait_grows=grows)
 
