@@ -38,11 +38,11 @@ class ModelledTiming:
             self.max_batched_tokens, self.max_batched_tokens_while_decoding, running
         )
         has_many_prompts = 0 < length_tokens < tokens
-        batch = (running, context_tokens, length_tokens)
-        if tokens <= chunk_budget_tokens:  # mostly
-            if has_many_prompts:
-                return self._mixed_s(tokens, *batch)
+        if tokens <= chunk_budget_tokens and not has_many_prompts:  # mostly
             return self._chunk_s(tokens, 0, running, context_tokens, is_last=True)
+        batch = (running, context_tokens, length_tokens)
+        if tokens <= chunk_budget_tokens:
+            return self._mixed_s(tokens, *batch)
         full_chunks, last_chunk_tokens = divmod(tokens, chunk_budget_tokens)
         if not last_chunk_tokens:
             full_chunks, last_chunk_tokens = full_chunks - 1, chunk_budget_tokens

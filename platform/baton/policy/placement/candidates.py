@@ -146,12 +146,14 @@ class PlacementOptions:
             else stream_load(view, attended_tokens, peer_load_factor, timings.stream_context(view))
             for view in views
         ]
-        least = min(loads)
+        least = NO_LOAD if NO_LOAD in loads else min(loads)
         best = views[loads.index(least)]
         facts, timing = best.facts, timings.of(best)
-        is_waited_for = context.prefills_done_at_s.get(facts.replica_id, 0.0) > context.fleet.at_s
-        if least.prompt_tokens or is_waited_for or not has_room(best, least, query.prompt_tokens):
-            return []
+        if least is not NO_LOAD:
+            done_at_s = context.prefills_done_at_s.get(facts.replica_id, 0.0)
+            is_waited_for = least.prompt_tokens or done_at_s > context.fleet.at_s
+            if is_waited_for or not has_room(best, least, query.prompt_tokens):
+                return []
         left_out: list[StreamLoad] = []
         for number in range(len(views) - 1, -1, -1):
             view, load = views[number], loads[number]
