@@ -483,6 +483,8 @@ def test_all_are_looked_at_where_streams_have_an_objective_or_the_least_loaded_w
     assert kept(one, two, slo_impact=SloImpact(0.02)) == ["a", "b"]
     full = replica_view("a", load=Load(running_requests=1, kv_used_fraction=1.0))
     assert kept(full, two) == ["a", "b"]
+    leased = replica_view("a", load=Load(kv_used_fraction=1.0))
+    assert kept(leased, two) == ["a", "b"]
     behind = replica_view("a", load=Load(running_requests=1, queued_tokens=10))
     assert kept(behind, two) == ["a", "b"]
 

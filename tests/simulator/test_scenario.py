@@ -537,6 +537,14 @@ def test_a_fleet_that_reports_less_often_serves_as_one_that_reports_as_live() ->
     assert mean_ttft_s(throttled) == pytest.approx(mean_ttft_s(live), rel=0.02)
 
 
+def test_reports_of_a_large_fleet_are_recent_enough_for_its_autoscaler() -> None:
+    options = AutoscalerOptions()
+    made = scenario(pool(Role.MIXED, 2000), autoscaler=lambda: Autoscaler(Static(options), options))
+    run = simulate(made, trace(30, rate_per_s=1.0))
+    assert run.ended_at_s > 20
+    assert not [tick for tick in run.ticks if tick.paused_reason and tick.at_s > 4.0]
+
+
 def test_reports_go_on_in_their_rhythm_after_a_time_without_a_change() -> None:
     def outcomes(max_gap_s: float) -> tuple[tuple[Outcome, ...], int]:
         reporting = ReportingOptions(report_unchanged=False, max_report_gap_s=max_gap_s)

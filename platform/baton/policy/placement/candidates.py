@@ -146,8 +146,12 @@ class PlacementOptions:
             else stream_load(view, attended_tokens, peer_load_factor, timings.stream_context(view))
             for view in views
         ]
-        least = NO_LOAD if NO_LOAD in loads else min(loads)
-        best = views[loads.index(least)]
+        # One may run nothing and yet have no room, for its blocks are leased: that is not idle.
+        idle = (number for number, load in enumerate(loads) if load is NO_LOAD)
+        position = next(idle, None)
+        if position is None:
+            position = loads.index(min(loads))
+        best, least = views[position], loads[position]
         facts, timing = best.facts, timings.of(best)
         if least is not NO_LOAD:
             done_at_s = context.prefills_done_at_s.get(facts.replica_id, 0.0)

@@ -151,18 +151,15 @@ def throttled_reporting(
     reports_per_s = _REPORTS_PER_S if coordinators > 1 else _REPORTS_PER_S_TO_ONE
     report_interval_s = max(_REPORT_INTERVAL_S, replicas * coordinators / reports_per_s)
     max_step_run_s = max(MAX_STEP_RUN_S, report_interval_s)
-    if prompts_shared:
-        return ReportingOptions(
-            report_interval_s=report_interval_s,
-            report_unchanged=False,
-            max_step_run_s=max_step_run_s,
-        )
-    return ReportingOptions(
+    reporting = ReportingOptions(
         report_interval_s=report_interval_s,
         report_unchanged=False,
         max_step_run_s=max_step_run_s,
-        report_cache=False,
-        cache_flush_interval_s=_UNREPORTED_CACHE_INTERVAL_S,
+    )
+    if prompts_shared:
+        return reporting
+    return replace(
+        reporting, report_cache=False, cache_flush_interval_s=_UNREPORTED_CACHE_INTERVAL_S
     )
 
 
