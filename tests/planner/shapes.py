@@ -77,8 +77,9 @@ def evenly_spaced(rate: float, prompt: int, output: int, count: int = 2_000) -> 
 
 
 SMALL = SearchEffort(
-    max_requests=120,
     min_requests=60,
+    confirmation_requests=120,
+    part_requests=120,
     precision=0.15,
     shapes_per_duty=1,
     max_simulated_replicas=3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -23,7 +24,9 @@ from tests.planner.shapes import question as asked
 from tests.planner.test_rates import PAUSED
 
 HELD = Objectives(ttft_s=1.0, tpot_s=0.05)
-EFFORT = SearchEffort(max_requests=60, min_requests=20, precision=0.2, max_simulated_replicas=2)
+EFFORT = SearchEffort(
+    min_requests=20, confirmation_requests=60, precision=0.2, max_simulated_replicas=2
+)
 STEADY = TrafficSampler(
     Trace(name="steady", requests=tuple(TraceRequest(0.05 * at, 1000, 20) for at in range(400)))
 )
@@ -45,13 +48,12 @@ def task(replicas: int) -> FleetTask:
     )
 
 
-@pytest.mark.parametrize(("replicas", "times"), [(1, 1), (2, 1), (4, 2), (16, 8)])
+@pytest.mark.parametrize("replicas", [1, 2, 4, 16])
 def test_each_replica_of_a_large_fleet_has_as_many_requests_as_one_of_a_small(
-    replicas: int, times: int
+    replicas: int,
 ) -> None:
     trial = run_fleet(task(replicas), 20.0 * replicas)
-    most = times * EFFORT.max_requests
-    assert trial.requests == pytest.approx(2 / 3 * min(most, 3 * 20 * replicas), rel=0.2)
+    assert trial.requests == pytest.approx(2 / 3 * 3 * 20 * replicas, rel=0.2)
 
 
 @pytest.mark.parametrize("replicas", [1, 8])
@@ -97,6 +99,41 @@ def test_no_rate_holds_at_which_more_streams_come_than_a_batch_has_places(
     assert run_fleet(crowded, 20.0).holds
     assert run_fleet(crowded, 30.0).wait_grows
     assert run_fleet(replace(crowded, fleet=two), 30.0).holds
+
+
+def test_no_rate_holds_at_which_the_replicas_of_a_hybrid_have_no_places_for_its_streams() -> None:
+    pools = tuple(
+        PlannedPool(role=role, engine_shape=plain(), replicas=1)
+        for role in (Role.PREFILL, Role.DECODE)
+    )
+    hybrid = PlannedFleet(kind=FleetKind.HYBRID, pools=pools)
+    crowded = replace(task(1), traffic=LONG_ANSWERS, residence_s=12.0, fleet=hybrid)
+
+    assert run_fleet(crowded, 20.0).holds
+    assert not run_fleet(crowded, 30.0).holds
+
+
+def bursty(bursts: int = 20) -> Trace:
+    """60 requests at 4 a second, then 40 at 16 a second, and so on."""
+    draw = random.Random(1)
+    at_s, requests = 0.0, []
+    for rate_per_s, count in [(4.0, 60), (16.0, 40)] * bursts:
+        for _ in range(count):
+            at_s += draw.expovariate(rate_per_s)
+            requests.append(TraceRequest(at_s, 1000, 20))
+    return Trace(name="bursts", requests=tuple(requests))
+
+
+def test_a_rate_does_not_depend_on_the_burst_in_which_a_run_begins() -> None:
+    effort = replace(EFFORT, precision=0.05, confirmation_requests=600)
+    rates = [
+        measure_fleet(
+            replace(task(1), traffic=TrafficSampler(bursty(), seed), effort=effort)
+        ).rate_per_s
+        for seed in range(5)
+    ]
+
+    assert max(rates) < 1.5 * min(rates)
 
 
 def test_a_group_alone_is_not_simulated_with_more_streams_than_it_has_places() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency
@@ -58,8 +58,13 @@ class SloClass:
 class SearchEffort:
     """Extent of the simulations: more takes longer and errs less."""
 
-    max_requests: int = 800
     min_requests: int = 400
+    """Of a run; more where that many are served at once."""
+    confirmation_requests: int = 3000
+    """The fewest of runs that confirm a fleet's rate: shorter runs may see no burst, or end before a
+    queue is long."""
+    part_requests: int = 800
+    """The most, per rank, of a part of a fleet that is simulated instead of the fleet."""
     precision: float = 0.05
     """Tolerance of rates, as a fraction."""
     simulated_fleets: int = 1
@@ -70,14 +75,11 @@ class SearchEffort:
     this size."""
     sensitivity: bool = True
 
-    def scaled(self, factor: float) -> SearchEffort:
-        """With `factor` times as many requests in a run, for larger engines."""
-        return replace(self, max_requests=round(factor * self.max_requests))
-
 
 QUICK_SEARCH = SearchEffort(
-    max_requests=500,
     min_requests=200,
+    confirmation_requests=1500,
+    part_requests=500,
     precision=0.08,
     shapes_per_duty=1,
     max_simulated_replicas=3,

@@ -154,4 +154,4 @@ def _rate_sensitivity(
 
 def run_at_guess(task: FleetTask) -> Trial:
     """Simulate the fleet at its task's initial rate."""
-    return run_fleet(task, task.guess_per_s)
+    return run_fleet(task, task.guess_per_s, task.effort.confirmation_requests)

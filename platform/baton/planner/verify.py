@@ -10,6 +10,8 @@ from baton.planner.problem import DEFAULT_OBJECTIVES, SearchEffort, SloClass
 from baton.planner.rates.arrivals import TrafficSampler
 from baton.planner.rates.closed_form import MeanRequest, steady_rate
 from baton.planner.rates.measure import (
+    COARSE_FACTOR,
+    LARGE_STEPS,
     RateSearchResult,
     empty_trial,
     requests_per_run,
@@ -25,6 +27,8 @@ from baton.simulator.outcome import Objectives, mean
 from baton.simulator.scenario import PoolPlan, Scenario, simulate
 from baton.simulator.workloads.trace import TraceRequest
 
+_SMALL_STEPS = 3
+"""From a short run's rate to the rate that long runs confirm, mostly a little less."""
 DISAGGREGATE = {
     FleetKind.COLOCATED: Disaggregate.NEVER,
     FleetKind.DISAGGREGATED: Disaggregate.ALWAYS,
@@ -47,28 +51,33 @@ class FleetTask:
 
 
 def measure_fleet(task: FleetTask) -> RateSearchResult:
-    """The highest rate that the fleet sustains."""
-    return search_rate(
+    """The highest rate that the fleet sustains, found by short runs and confirmed by long runs."""
+    precision = task.effort.precision
+    found = search_rate(
         lambda rate_per_s: run_fleet(task, rate_per_s),
         task.guess_per_s,
-        precision=task.effort.precision,
+        precision=COARSE_FACTOR * precision,
     )
+    if not found.rate_per_s:
+        return found
+    confirmed = search_rate(
+        lambda rate_per_s: run_fleet(task, rate_per_s, task.effort.confirmation_requests),
+        found.rate_per_s / (1 + precision),
+        precision=precision,
+        factors=((1 + precision) ** 2,) * _SMALL_STEPS + LARGE_STEPS,
+    )
+    return replace(confirmed, trials=(*confirmed.trials, *found.trials))
 
 
-def run_fleet(task: FleetTask, rate_per_s: float) -> Trial:
-    """Simulate the fleet at one rate."""
-    requests = requests_per_run(rate_per_s * task.residence_s, _scaled_effort(task))
-    return run_shortened(lambda count: _simulate_fleet(task, rate_per_s, count), requests)
-
-
-def _scaled_effort(task: FleetTask) -> SearchEffort:
-    """More requests for fleets of more than `max_simulated_replicas` replicas, or ranks.
-
-    A run in which these get only a few prompts shows no queue at any rate.
-    """
-    effort = task.effort
-    ranks = sum(pool.replicas * pool.engine_shape.dp for pool in task.fleet.pools)
-    return effort.scaled(max(1.0, ranks / effort.max_simulated_replicas))
+def run_fleet(task: FleetTask, rate_per_s: float, min_requests: int = 0) -> Trial:
+    """Simulate the fleet at one rate, with at least `min_requests`, and as many as fill it."""
+    places = sum(
+        pool.replicas * pool.engine_shape.settings.max_running_requests for pool in task.fleet.pools
+    )
+    requests = requests_per_run(min(rate_per_s * task.residence_s, places), task.effort)
+    return run_shortened(
+        lambda count: _simulate_fleet(task, rate_per_s, count), max(min_requests, requests)
+    )
 
 
 def _simulate_fleet(task: FleetTask, rate_per_s: float, requests: int) -> Trial:
@@ -78,10 +87,6 @@ def _simulate_fleet(task: FleetTask, rate_per_s: float, requests: int) -> Trial:
         return empty_trial(rate_per_s, task.classes, requirement)
     result = simulate(scenario_of(task), sample, until_s=_end_s(task, sample.requests[-1].at_s))
     trial = evaluate_trial(rate_per_s, sample.requests, result.outcomes, task.classes, requirement)
-    is_plain = all(pool.engine_shape.dp == 1 for pool in task.fleet.pools)
-    if is_plain and task.fleet.kind is FleetKind.HYBRID:
-        return trial
-    # A run with fewer requests than the fleet has streams at this rate shows no wait.
     grows = trial.wait_grows or rate_per_s > _steady_rate(task, sample.requests)
     return replace(trial, wait_grows=grows)
 
@@ -89,22 +94,26 @@ def _simulate_fleet(task: FleetTask, rate_per_s: float, requests: int) -> Trial:
 def _steady_rate(task: FleetTask, requests: Sequence[TraceRequest]) -> float:
     """Requests per second above which the decoding replicas have too many streams.
 
-    A hybrid's prefill replicas decode with a part of their batch.
+    A hybrid's prefill replicas decode with a part of their batch, and at best without prompts.
     """
     mix = MeanRequest(
         prompt_tokens=mean([float(request.prompt_tokens) for request in requests]),
         output_tokens=max(1.0, mean([float(request.output_tokens) for request in requests])),
     )
-    parts = dict.fromkeys(Role, 1.0)
-    parts[Role.PREFILL] = (
+    fractions = dict.fromkeys(Role, 1.0)
+    fractions[Role.PREFILL] = (
         PredictedOptions().decode_on_prefill_fraction
         if task.fleet.kind is FleetKind.HYBRID
         else 0.0
     )
     return sum(
-        parts[pool.role]
-        * pool.replicas
-        * steady_rate(pool.engine_shape.settings, mix, steady_tpot_s(task.classes))
+        pool.replicas
+        * steady_rate(
+            pool.engine_shape.settings,
+            mix,
+            steady_tpot_s(task.classes),
+            places_fraction=fractions[pool.role],
+        )
         for pool in task.fleet.pools
     )
 

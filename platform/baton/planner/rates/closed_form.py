@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import ceil, exp
 
 from baton.perf.step_timing import StepBatch, StepTiming, attention_pairs
 from baton.simulator.v1.settings import V1Settings
@@ -141,18 +141,26 @@ def decode_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) ->
     return stages * batch / step_s / mix.output_tokens
 
 
-def steady_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) -> float:
+def steady_rate(
+    settings: V1Settings,
+    mix: MeanRequest,
+    tpot_s: float | None,
+    *,
+    places_fraction: float = 1.0,
+) -> float:
     """Requests per second above which no run can go on: by places in the batch and `tpot_s`.
 
     By Little's law, more requests per second are more streams at a time, whose steps are longer. A
-    run of fewer requests does not show these. KV memory is not considered: prompts may share it.
+    short run shows this late. KV memory is not considered: prompts may share it. Streams may take
+    `places_fraction` of the batch.
     """
     stages = settings.pipeline_stages
+    places = ceil(places_fraction * settings.max_running_requests)
     batch = max_batch(
         settings.timing,
         context_tokens=mix.context_tokens,
         tpot_s=tpot_s,
-        limit=max(1, settings.max_running_requests // stages),
+        limit=ceil(places / stages),
     )
     if not batch:
         return 0.0

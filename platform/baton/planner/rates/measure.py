@@ -18,16 +18,16 @@ from baton.simulator.single_engine import ServedPhases, simulate_engine
 
 _LONG_RUN_REQUESTS = 1200
 _SHORT_RUN_DIVISOR = 4
-_PRECISION_FACTOR = 2
-"""Coarser than for fleets: these rates only choose the fleets to simulate."""
+COARSE_FACTOR = 2
+"""Of the tolerance, for rates that only choose what to simulate next."""
 _HOPELESS_MARGIN = -0.15
 _SIMULATED_PHASES = {
     Duty.PREFILL: ServedPhases.PREFILL,
     Duty.DECODE: ServedPhases.DECODE,
     Duty.BOTH: ServedPhases.BOTH,
 }
-_STEP_FACTORS = 1.2, 1.2, 1.4, 2.0
-"""Factors between rates while all of them hold, or none does."""
+LARGE_STEPS = 1.2, 1.2, 1.4, 2.0
+"""Factors between rates while all of them hold, or none does; the last again and again."""
 _MAX_STEPS = 12
 
 
@@ -77,7 +77,7 @@ def measure_instance(task: InstanceTask) -> RateSearchResult:
     return search_rate(
         lambda rate_per_s: run_instance(task, rate_per_s),
         task.guess_per_s,
-        precision=_PRECISION_FACTOR * task.effort.precision,
+        precision=COARSE_FACTOR * task.effort.precision,
         steady_per_s=task.steady_per_s,
     )
 
@@ -88,8 +88,12 @@ def search_rate(
     *,
     precision: float,
     steady_per_s: float = inf,
+    factors: Sequence[float] = LARGE_STEPS,
 ) -> RateSearchResult:
-    """The highest rate at which trials hold, without any above `steady_per_s`; 0 if none does."""
+    """The highest rate at which trials hold, without any above `steady_per_s`; 0 if none does.
+
+    `factors` are between the rates that are tried first, from the guess on.
+    """
     trials: list[Trial] = []
 
     def holds(rate_per_s: float) -> bool:
@@ -98,13 +102,18 @@ def search_rate(
         trials.append(trial_at(rate_per_s))
         return trials[-1].holds
 
-    low, _ = highest_rate(holds, guess_per_s, precision=precision)
+    low, _ = highest_rate(holds, guess_per_s, precision=precision, factors=factors)
     return RateSearchResult(rate_per_s=low, trials=tuple(trials))
 
 
 def run_instance(task: InstanceTask, rate_per_s: float) -> Trial:
     """Simulate the replica at one rate."""
-    requests = requests_per_run(rate_per_s * task.residence_s, task.effort)
+    in_flight = min(rate_per_s * task.residence_s, task.engine_shape.settings.max_running_requests)
+    # The rate only chooses what to simulate next: many places need not all be taken.
+    requests = min(
+        requests_per_run(in_flight, task.effort),
+        task.engine_shape.dp * task.effort.part_requests,
+    )
     return run_shortened(lambda count: _simulate_instance(task, rate_per_s, count), requests)
 
 
@@ -144,12 +153,19 @@ def empty_trial(
 
 
 def requests_per_run(in_flight: float, effort: SearchEffort) -> int:
-    """Number of requests of a run with `in_flight` concurrent requests."""
-    return round(min(max(effort.min_requests, RUN_LENGTH_FACTOR * in_flight), effort.max_requests))
+    """Number of requests of a run with `in_flight` concurrent requests.
+
+    Fewer would find free places at any rate.
+    """
+    return round(max(effort.min_requests, RUN_LENGTH_FACTOR * in_flight))
 
 
 def highest_rate(
-    holds: Callable[[float], bool], guess: float, *, precision: float
+    holds: Callable[[float], bool],
+    guess: float,
+    *,
+    precision: float,
+    factors: Sequence[float] = LARGE_STEPS,
 ) -> tuple[float, float]:
     """Two rates within `precision` of each other: it holds at the first, not at the second.
 
@@ -161,7 +177,7 @@ def highest_rate(
     """
     if not guess > 0:
         raise ValueError(f"the guessed rate is {guess}, expected more than 0")
-    low, high = _bracket(holds, guess)
+    low, high = _bracket(holds, guess, factors)
     while low > 0 and high < float("inf") and high > low * (1 + precision):
         middle = (low * high) ** 0.5
         if holds(middle):
@@ -171,11 +187,13 @@ def highest_rate(
     return low, high
 
 
-def _bracket(holds: Callable[[float], bool], guess: float) -> tuple[float, float]:
+def _bracket(
+    holds: Callable[[float], bool], guess: float, factors: Sequence[float]
+) -> tuple[float, float]:
     holds_at_guess = holds(guess)
     rate = guess
     for step in range(_MAX_STEPS):
-        factor = _STEP_FACTORS[min(step, len(_STEP_FACTORS) - 1)]
+        factor = factors[min(step, len(factors) - 1)]
         next_rate = rate * factor if holds_at_guess else rate / factor
         if holds(next_rate) != holds_at_guess:
             return (rate, next_rate) if holds_at_guess else (next_rate, rate)

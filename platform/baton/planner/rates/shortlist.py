@@ -62,11 +62,8 @@ class RateEstimates:
                 return min(step_limited_rate, self._prompt_rate(engine_shape, duty, self.ttft_s))
 
     def steady_rate(self, engine_shape: EngineShape, duty: Duty) -> float:
-        """Requests per second of a group above which streams are too many; infinite without them.
-
-        A run of a group has fewer requests than its ranks have places, and shows no limit itself.
-        """
-        if duty is Duty.PREFILL or engine_shape.dp == 1:
+        """Requests per second above which streams are too many; infinite without them."""
+        if duty is Duty.PREFILL:
             return inf
         tpot_s = steady_tpot_s(self._question.classes)
         return steady_rate(engine_shape.settings, self._mix, tpot_s)
@@ -143,7 +140,7 @@ def shortlist_shapes(
                     duty=duty,
                     traffic=traffic,
                     classes=question.classes,
-                    effort=question.effort.scaled(shape.dp),
+                    effort=question.effort,
                     guess_per_s=rate,
                     residence_s=estimates.residence_s(shape, duty),
                     elsewhere_s=estimates.elsewhere_s(shape, duty),
