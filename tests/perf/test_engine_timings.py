@@ -677,6 +677,17 @@ def test_a_pool_with_a_model_starts_from_it_and_others_from_defaults() -> None:
     assert book.of(other).host_load_s(2) != 2.0
 
 
+def test_pools_of_one_model_share_its_answers_and_not_their_corrections() -> None:
+    model = Counting()
+    other = replace(FACTS, pool="other")
+    book = EngineTimings({POOL: model, other.pool: model})
+    first, second = (book.of(view(facts)).prefill_s(5) for facts in (FACTS, other))
+    assert (first, model.asked) == (second, 1)
+    for report in range(1, 400):
+        book.observe(FACTS, Load(steps=work(50 * report, factor=1.5)), float(report))
+    assert book.of(view(FACTS)).prefill_s(5) != book.of(view(other)).prefill_s(5) == second
+
+
 def test_a_pools_model_is_corrected_by_reports_of_its_replicas() -> None:
     book = EngineTimings({POOL: MODEL})
     for report in range(1, 400):

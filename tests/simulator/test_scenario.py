@@ -21,7 +21,7 @@ from baton.policy.placement.port import Disaggregate
 from baton.policy.prefix_cache.index import IndexOptions
 from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.simulator.fleet.plans import UNBOUNDED_LIMITS
+from baton.simulator.fleet.plans import UNBOUNDED_LIMITS, timing_priors
 from baton.simulator.fleet.replica import ReportingOptions
 from baton.simulator.outcome import Outcome, mean
 from baton.simulator.scenario import (
@@ -477,6 +477,18 @@ def test_coordinators_with_a_model_of_their_engines_choose_the_faster_one_at_onc
     learning = simulate(Scenario(pools=pools, placer=scenario().placer, priors={}), first)
     assert knowing.outcomes[0].ttft_s < 0.1
     assert learning.outcomes[0].ttft_s >= knowing.outcomes[0].ttft_s
+
+
+def test_pools_of_equal_engines_have_one_model_and_others_their_own() -> None:
+    slow = replace(ENGINE, timing=LinearStepTiming(per_prefill_token_s=0.001))
+    pools = (
+        replace(pool(Role.PREFILL, 1), name="prefill"),
+        replace(pool(Role.DECODE, 1), name="decode"),
+        replace(pool(Role.MIXED, 1, slow), name="slow"),
+    )
+    priors = timing_priors(Scenario(pools=pools, placer=scenario().placer))
+    assert priors["prefill"] is priors["decode"]
+    assert priors["slow"] != priors["decode"]
 
 
 # ---------------------------------------------------------------------- reports

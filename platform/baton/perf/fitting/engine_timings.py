@@ -82,8 +82,9 @@ class EngineTimings:
         *,
         host_bytes_per_s: float = HOST_BYTES_PER_S,
     ) -> None:
-        """Start with models of some pools, by name."""
-        self._priors = dict(priors or {})
+        """Start with models of some pools, by name; pools of one model share its answers."""
+        models = {id(prior): CachedTiming(prior) for prior in (priors or {}).values()}
+        self._priors = {pool: models[id(prior)] for pool, prior in (priors or {}).items()}
         self._host_bytes_per_s = host_bytes_per_s
         self._pools: dict[str, _FittedPool | _ModelledPool] = {}
         self._last_totals: dict[str, StepTotals] = {}
@@ -203,9 +204,8 @@ class _TtftAccuracy:
 class _ModelledPool:
     """A pool with a model, and the correction of it."""
 
-    def __init__(self, prior: EngineTiming) -> None:
-        self._model = CachedTiming(prior)
-        self.timing = self._model
+    def __init__(self, model: CachedTiming) -> None:
+        self._model = self.timing = model
         self.ttft_accuracy = _TtftAccuracy()
         self._correction = CorrectionFactor()
         self._rejected = 0

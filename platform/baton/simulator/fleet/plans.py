@@ -171,16 +171,23 @@ def limits_for(reporting: ReportingOptions, limits: CoordinatorLimits) -> Coordi
 
 
 def timing_priors(scenario: Scenario) -> Mapping[str, EngineTiming]:
-    """Timing that coordinators assume of each pool before they have measurements."""
+    """Timing that coordinators assume of each pool before they have measurements.
+
+    Pools of equal engines have one timing.
+    """
     if scenario.priors is not None:
         return scenario.priors
-    return {
-        pool.name: ModelledTiming(
-            steps=pool.settings.timing,
-            max_batched_tokens=pool.settings.max_batched_tokens,
-            max_batched_tokens_while_decoding=pool.settings.max_batched_tokens_while_decoding,
-            host_block_s=0.0,
-        )
-        for pool in scenario.pools
-        if isinstance(pool.settings, V1Settings)
-    }
+    priors: dict[str, ModelledTiming] = {}
+    for pool in scenario.pools:
+        if isinstance(pool.settings, V1Settings):
+            settings = pool.settings
+            timing = ModelledTiming(
+                steps=settings.timing,
+                max_batched_tokens=settings.max_batched_tokens,
+                max_batched_tokens_while_decoding=settings.max_batched_tokens_while_decoding,
+                host_block_s=0.0,
+            )
+            priors[pool.name] = next(
+                (known for known in priors.values() if known == timing), timing
+            )
+    return priors
