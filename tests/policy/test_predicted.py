@@ -23,6 +23,7 @@ from baton.policy.placement.port import (
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.placement.replica_cost import (
     fill_relative_costs,
+    holds_nothing,
     idle_cost,
     is_idle,
     replica_cost,
@@ -219,16 +220,17 @@ def test_an_idle_replica_costs_as_computed_for_another_and_a_busy_one_is_not_idl
 ) -> None:
     timing, item = LinearTiming(), query(prompt_tokens)
     first, second = (replica_view(name, role) for name in "ab")
-    assert is_idle(item, first)
+    assert is_idle(first)
+    assert holds_nothing(item, first)
     computed = [
         replica_cost(item, view, timing, output_tokens=10, at_s=at_s, stream_context=stream_context)
         for view, stream_context in ((first, None), (second, context))
     ]
     assert idle_cost(computed[:1], second, timing) == computed[1]
     assert idle_cost(computed[:1], second, LinearTiming()) is None
-    assert not is_idle(item, busy)
-    assert not is_idle(query(hits=KnownHits({"a": 1})), first)
-    assert not is_idle(query(adapter="x"), first)
+    assert not is_idle(busy)
+    assert not holds_nothing(query(hits=KnownHits({"a": 1})), first)
+    assert not holds_nothing(query(adapter="x"), first)
 
 
 def test_idle_replicas_of_different_roles_or_room_have_costs_of_their_own() -> None:

@@ -18,6 +18,7 @@ from baton.policy.placement.replica_cost import (
     StreamLoad,
     fill_relative_costs,
     has_room,
+    holds_nothing,
     idle_cost,
     is_alike,
     is_idle,
@@ -77,6 +78,7 @@ class PlacementOptions:
         self._context = context
         self._slo = slo
         self._slo_impact = slo_impact
+        self._output_tokens = context.timings.expected_output_tokens(query.max_tokens)
         self._decode_delays: list[tuple[EngineTiming, int, float]] = []
         """Timings, prompt tokens, and the delay of streams; a pool has one timing at a time."""
 
@@ -89,20 +91,24 @@ class PlacementOptions:
         where their loads alone show it.
         """
         query, fleet, timings = self._query, self._context.fleet, self._context.timings
-        output_tokens = timings.expected_output_tokens(query.max_tokens)
+        output_tokens = self._output_tokens
         replicas, at_s, peer_load_factor = fleet.replicas, fleet.at_s, fleet.peer_load_factor
         prefills_done_at_s = None if query.slo is None else self._context.prefills_done_at_s
         views = [replicas[replica_id] for replica_id in replica_ids]
         left_out: list[StreamLoad] = []
         if leave_out_worse and len(views) > 1:
-            left_out = self._remove_worse(views, output_tokens)
+            left_out = self._remove_worse(views)
         costs: list[ReplicaCost] = []
         idle: list[ReplicaCost] = []
         for view in views:
             timing, prefills_done_s = timings.of(view), None
             if prefills_done_at_s is not None:
                 prefills_done_s = prefills_done_at_s.get(view.facts.replica_id, 0.0) - at_s
-            may_copy = is_idle(query, view) and not (prefills_done_s and prefills_done_s > 0)
+            may_copy = (
+                is_idle(view)
+                and holds_nothing(query, view)
+                and not (prefills_done_s and prefills_done_s > 0)
+            )
             cost = idle_cost(idle, view, timing) if may_copy else None
             if cost is None:
                 cost = replica_cost(
@@ -128,7 +134,7 @@ class PlacementOptions:
         )
         return costs
 
-    def _remove_worse(self, views: list[ReplicaView], output_tokens: float) -> list[StreamLoad]:
+    def _remove_worse(self, views: list[ReplicaView]) -> list[StreamLoad]:
         """Remove replicas that are no better than the least loaded one; returns their loads.
 
         Another of its kind with no fewer streams, context, prompt tokens and legs is no faster in
@@ -139,18 +145,16 @@ class PlacementOptions:
         if query.adapter is not None or self._slo_impact is not None or query.hits.holders(1):
             return []
         timings, peer_load_factor = context.timings, context.fleet.peer_load_factor
-        attended_tokens = query.prompt_tokens + int(output_tokens / 2)
+        attended_tokens = query.prompt_tokens + int(self._output_tokens / 2)
         loads = [
             NO_LOAD
-            if is_idle(query, view)
+            if is_idle(view)
             else stream_load(view, attended_tokens, peer_load_factor, timings.stream_context(view))
             for view in views
         ]
         # One may run nothing and yet have no room, for its blocks are leased: that is not idle.
-        idle = (number for number, load in enumerate(loads) if load is NO_LOAD)
-        position = next(idle, None)
-        if position is None:
-            position = loads.index(min(loads))
+        idle = [number for number, load in enumerate(loads) if load is NO_LOAD]
+        position = idle[0] if idle else loads.index(min(loads))
         best, least = views[position], loads[position]
         facts, timing = best.facts, timings.of(best)
         if least is not NO_LOAD:

@@ -328,9 +328,8 @@ class PredictedPlacer:
         ranked = sorted(candidates, key=_COST_KEY)
         replication, credit = placement_options.choose_replication(ranked)
         best = replication or _session_candidate(query, ranked) or self._break_tie(ranked)
-        kept = [best, *(way for way in ranked[:_MAX_OPTIONS_KEPT] if way is not best)][
-            :_MAX_OPTIONS_KEPT
-        ]
+        others = [way for way in ranked if way is not best]
+        kept = [best, *others[: _MAX_OPTIONS_KEPT - 1]]
         option = best.option
         route = Route(
             mode=option.mode,
@@ -424,6 +423,7 @@ class Shortlist:
 
     def __init__(self, limit: int, *, seed: int) -> None:
         self._limit = limit
+        self._max_unsampled = max(_SMALL_POOL_REPLICAS, 2 * limit)
         self._random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
 
     def select(
@@ -460,7 +460,7 @@ class Shortlist:
 
     def needs_sampling(self, ids: Sequence[str]) -> bool:
         """Whether these are too many to look at each."""
-        return len(ids) > max(_SMALL_POOL_REPLICAS, 2 * self._limit)
+        return len(ids) > self._max_unsampled
 
     def _with_adapter(self, name: str, fleet: FleetView, ids: Sequence[str]) -> Iterable[str]:
         """The first replicas that have an adapter, from a random one on."""

@@ -154,7 +154,7 @@ def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments,
 def idle_cost(
     known: Sequence[ReplicaCost], view: ReplicaView, timing: EngineTiming
 ) -> ReplicaCost | None:
-    """The `replica_cost` of a replica that `is_idle`, by that of another which is; None without.
+    """The `replica_cost` of an idle replica that `holds_nothing`, by that of another such; or None.
 
     With the same timing, role and room, replicas that run nothing cost the same. In a fleet with
     room most candidates are idle.
@@ -180,11 +180,14 @@ def idle_cost(
     return None
 
 
-def is_idle(query: PlacementQuery, view: ReplicaView) -> bool:
-    """Whether a replica runs nothing, uses no blocks, and holds nothing for the request."""
+def holds_nothing(query: PlacementQuery, view: ReplicaView) -> bool:
+    """Whether the request needs no adapter, and the replica has no block of its prompt."""
+    return query.adapter is None and query.hits.of(view.facts.replica_id) is NO_HIT
+
+
+def is_idle(view: ReplicaView) -> bool:
+    """Whether a replica runs nothing and uses no blocks."""
     load = view.load
-    if query.adapter is not None or query.hits.of(view.facts.replica_id) is not NO_HIT:
-        return False
     return not (
         view.inflight_legs
         or load.running_requests
