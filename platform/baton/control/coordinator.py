@@ -385,7 +385,7 @@ class Coordinator:
             self._lifecycle.fail(state, NotAllowed(request.request_id, slo.reason), now_s)
             return
         state.slo = slo
-        error = self._rejection_of(request, now_s) or self._charge(state, now_s)
+        error = self._rejection_of(request, tokens, now_s) or self._charge(state, now_s)
         if error is not None:
             self._lifecycle.end(state, Phase.SHED, now_s, reason=error.reason, error=error)
         else:
@@ -394,21 +394,22 @@ class Coordinator:
 
     def _charge(self, state: RequestState, now_s: float) -> RateLimited | None:
         """Charge the tenant for a request; why not, when it has used up what it may use."""
-        request = state.request
-        expected_tokens = self.fleet_model.timings.expected_output_tokens(request.max_tokens)
-        tokens = len(request.prompt_token_ids) + expected_tokens
+        max_tokens = state.request.max_tokens
+        expected_tokens = self.fleet_model.timings.expected_output_tokens(max_tokens)
+        tokens = state.prompt_tokens + expected_tokens
         charge = self._tenant_limits.acquire(state.tenant, tokens, now_s)
         if isinstance(charge, LimitExceeded):
             return RateLimited(state.request_id, charge.retry_after_s, charge.reason)
         state.charge = charge
         return None
 
-    def _rejection_of(self, request: Request, now_s: float) -> QueueFull | PromptTooLong | None:
+    def _rejection_of(
+        self, request: Request, tokens: int, now_s: float
+    ) -> QueueFull | PromptTooLong | None:
         limits = self._limits
         if len(self._requests) > limits.max_requests:
             reason = f"{limits.max_requests} requests are in flight"
             return self._pending.queue_full_error(request.request_id, reason, now_s)
-        tokens = len(request.prompt_token_ids)
         if limits.max_prompt_tokens is not None and tokens > limits.max_prompt_tokens:
             reason = f"the prompt has {tokens} tokens, expected at most {limits.max_prompt_tokens}"
             return PromptTooLong(request.request_id, reason)

@@ -299,7 +299,7 @@ class Accounts:
         self, state: RequestState, output_tokens: int | None = None
     ) -> DemandTotals:
         """The expected demand of a request, or its demand where its tokens are known."""
-        prompt_tokens = len(state.request.prompt_token_ids)
+        prompt_tokens = state.prompt_tokens
         if state.cached_tokens is None:
             uncached_tokens = prompt_tokens * (1.0 - self._fleet_model.reuse.hit_fraction)
         else:

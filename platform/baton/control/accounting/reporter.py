@@ -202,9 +202,7 @@ class CoordinatorReporter:
         timing, devices = self._fleet_model.timings.of(prefiller), prefiller.facts.devices
         miss_fraction = 1.0 - self._fleet_model.reuse.hit_fraction
         return sum(
-            prefill_device_s(
-                timing, len(state.request.prompt_token_ids) * miss_fraction, devices=devices
-            )
+            prefill_device_s(timing, state.prompt_tokens * miss_fraction, devices=devices)
             for state in queued
         )
 

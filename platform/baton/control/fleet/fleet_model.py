@@ -232,7 +232,7 @@ class FleetModel:
         request = state.request
         session_replica_id = self._sessions.last_replica(request.tenant, request.session_id)
         return PlacementQuery(
-            prompt_tokens=len(request.prompt_token_ids) + len(state.generated),
+            prompt_tokens=state.token_count,
             max_tokens=max(1, request.max_tokens - len(state.generated)),
             local_only=state.local_only,
             avoid=state.avoid,
@@ -249,7 +249,7 @@ class FleetModel:
         )
 
     def _hits(self, state: RequestState, now_s: float) -> Hits:
-        if self.index.is_empty or not self._family_sizes or not state.request.prompt_token_ids:
+        if self.index.is_empty or not self._family_sizes or not state.prompt_tokens:
             return NO_HITS
         hits_by_family = {
             family_size: self.index.look_up(
@@ -343,7 +343,7 @@ class FleetModel:
         """A replica began with a prompt and reported how much of it was cached there."""
         family = self._families.get(replica_id)
         if family is not None:
-            self.reuse.observe(cached_tokens, len(state.tokens()))
+            self.reuse.observe(cached_tokens, state.token_count)
             if self.index.options.mode is IndexMode.EVENTS:
                 return
             blocks = cached_tokens // family[1]
@@ -377,8 +377,7 @@ class FleetModel:
         reports = view.facts.cache_events and self.index.options.mode is not IndexMode.PREDICTED
         if not reports:
             # The last token was sampled, never computed.
-            tokens = len(request.prompt_token_ids) + len(state.generated) - 1
-            self.predict_cached(state, replica_id, tokens, now_s)
+            self.predict_cached(state, replica_id, state.token_count - 1, now_s)
 
     def stream_closed(self, state: RequestState, replica_id: str, now_s: float) -> None:
         """A client had enough of its stream, which was not at its end; teaches as much as an end.

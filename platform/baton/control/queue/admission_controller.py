@@ -253,9 +253,10 @@ class AdmissionController:
         """It has ended."""
         self.wait_queue.remove(state.request_id, now_s)
         if state.placed_at_s is not None:
-            self._admitted_by_priority[state.priority] -= 1
-            if not self._admitted_by_priority[state.priority]:
-                del self._admitted_by_priority[state.priority]
+            priority = state.priority
+            self._admitted_by_priority[priority] -= 1
+            if not self._admitted_by_priority[priority]:
+                del self._admitted_by_priority[priority]
 
     def victim(self, state: RequestState) -> str | None:
         """The request that must go so that this request may wait; None without any."""

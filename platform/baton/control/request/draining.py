@@ -101,7 +101,7 @@ class DrainingReplicas:
     def _can_migrate(self, state: RequestState, now_s: float) -> bool:
         if state.phase is not Phase.DECODE or not state.request.resumable:
             return False
-        tokens = len(state.request.prompt_token_ids) + len(state.generated)
+        tokens = state.token_count
         return any(_has_room(view, tokens) for view in self._other_replicas(state, now_s))
 
     def _other_replicas(self, state: RequestState, now_s: float) -> Iterator[ReplicaView]:

@@ -347,9 +347,8 @@ class RequestLifecycle:
             self._leg_recorder.finish(state, dispatched, output, now_s)
             self._fleet_model.on_finished(state, dispatched.replica_id, now_s)
             self.end(state, Phase.FINISHED, now_s, reason=finish)
-        request_id = state.request.request_id
         return Delivery(
-            request_id, token_ids, finish, stop_reason, cached_tokens, detail, cache_use
+            state.request_id, token_ids, finish, stop_reason, cached_tokens, detail, cache_use
         )
 
     def _reported_cache_use(
@@ -715,7 +714,7 @@ class RequestLifecycle:
 
     def _set_deadline(self, state: RequestState, at_s: float) -> None:
         """Set the deadline of the request's phase; that of the whole request may be sooner."""
-        self.deadlines.arm(state.request.request_id, min(at_s, state.total_deadline_at_s))
+        self.deadlines.arm(state.request_id, min(at_s, state.total_deadline_at_s))
 
     # -------------------------------------------------------------- endings
 

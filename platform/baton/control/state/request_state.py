@@ -185,7 +185,14 @@ class RequestState:
     prefill_done_at_s: float | None = None
     handed_off_blocks: int = 0
     total_deadline_at_s: float = float("inf")
+    request_id: str = field(init=False)
+    prompt_tokens: int = field(init=False)
+    """Of the client's prompt."""
     _hashes: dict[tuple[BlockFamily, int], list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
+        self.prompt_tokens = len(self.request.prompt_token_ids)
 
     def on_replica_crashed(self) -> None:
         """The replica that runs it has died."""
@@ -199,11 +206,6 @@ class RequestState:
         return self.slo.priority + self.tenant.priority
 
     @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
-
-    @property
     def cached_tokens(self) -> int | None:
         """Tokens of its prompt that no replica had to compute; None while that is unknown."""
         return None if self.prompt_use is None else self.prompt_use.cached_tokens
@@ -213,7 +215,7 @@ class RequestState:
         self.prompt_use = use_after_leg(
             self.prompt_use,
             leg,
-            prompt_tokens=len(self.request.prompt_token_ids),
+            prompt_tokens=self.prompt_tokens,
             cached_tokens=cached_tokens,
             cache_use=cache_use,
         )
@@ -260,7 +262,7 @@ class RequestState:
     @property
     def token_count(self) -> int:
         """How many tokens its prompt and its output so far have."""
-        return len(self.request.prompt_token_ids) + len(self.generated)
+        return self.prompt_tokens + len(self.generated)
 
     def tokens(self) -> TokenIds:
         """Its prompt, followed by its output so far."""
@@ -332,8 +334,9 @@ class RequestState:
 
     def on_leg_ended(self, outcome: LegOutcome, now_s: float) -> None:
         """Its running leg is over."""
-        tokens = len(self.generated) - self.running_leg.leg.resumed_tokens
-        leg_record = self.running_leg.record(
+        running_leg = self.running_leg
+        tokens = len(self.generated) - running_leg.leg.resumed_tokens
+        leg_record = running_leg.record(
             outcome, now_s, output_tokens=tokens, last_output_at_s=self.last_token_at_s
         )
         self.leg_records.append(leg_record)
@@ -383,7 +386,7 @@ class RequestState:
             reason=reason,
             routes=tuple(self.routes),
             decisions=tuple(self.decisions),
-            prompt_tokens=len(self.request.prompt_token_ids),
+            prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=served.output_tokens,
             resumes=self.resumes,
@@ -411,4 +414,4 @@ class RequestState:
 
 
 def _is_valid(times: LegTimes) -> bool:
-    return all(isfinite(figure) and figure >= 0 for figure in times)
+    return isfinite(sum(times)) and min(times) >= 0

@@ -340,10 +340,11 @@ class Roofline:
         seconds = 0.0
         for count, attention in self._prefill_attentions:
             seconds += count * attention.seconds(tokens, pairs, ranks)
-        seconds += sum(
-            count * self._kernels.state_prefill_s(state, tokens, pairs, ranks=ranks)
-            for state, count in self._states.items()
-        )
+        if self._states:
+            seconds += sum(
+                count * self._kernels.state_prefill_s(state, tokens, pairs, ranks=ranks)
+                for state, count in self._states.items()
+            )
         if len(self._prefill_cache) >= _MAX_PREFILLS:
             self._prefill_cache.clear()
         self._prefill_cache[tokens, pairs, ranks] = seconds

@@ -165,7 +165,7 @@ class ReportedBlocks:
     @property
     def entries(self) -> int:
         """Pairs of a slot and a block in a tier, those that wait to be swept among them."""
-        return sum(masks.entries for masks in self.tiers.values())
+        return sum([masks.entries for masks in self.tiers.values()])
 
     @property
     def retired_slots(self) -> int:

@@ -352,8 +352,7 @@ class V1Core:
 
     # ------------------------------------------------------------------ legs
     def _add(self, run: LegRun) -> LegFailure | None:
-        prompt_tokens = len(run.prompt)
-        if not 0 < prompt_tokens < self._max_known_tokens:
+        if not 0 < run.known_tokens < self._max_known_tokens:
             return LegFailure.INVALID
         if run.leg_id in self._runs or self._memory.is_leased(run.leg_id):
             return LegFailure.REJECTED

@@ -73,7 +73,9 @@ class LegRun:
         self.is_prefill = leg.kind is LegKind.PREFILL
         self.known_tokens = len(self.prompt)
         """Prompt tokens and generated tokens."""
-        self.end_tokens, self.finish_reason = _end_condition(leg, max_known_tokens)
+        self.end_tokens, self.finish_reason = _end_condition(
+            leg, self.known_tokens, max_known_tokens
+        )
         """Known tokens at which it ends, and why."""
         self.computed_tokens = 0
         """Known tokens in the KV cache before the step under way."""
@@ -132,9 +134,8 @@ class LegRun:
         )
 
 
-def _end_condition(leg: Leg, max_known_tokens: int) -> tuple[int, FinishReason]:
+def _end_condition(leg: Leg, prompt_tokens: int, max_known_tokens: int) -> tuple[int, FinishReason]:
     """Known tokens at which a leg ends, at most `max_known_tokens`, and the reason."""
-    prompt_tokens = len(leg.prompt_token_ids)
     output_tokens = decode_output_tokens(leg.payload)
     if leg.kind is LegKind.PREFILL:
         is_last_token = (

@@ -72,6 +72,7 @@ class Scheduler:
         self.leading_decodes = 0
         """Leading legs of the last step that are known to decode one token each."""
         self._settings = settings
+        self._is_prefill_first = settings.scheduling is Scheduling.PREFILL_FIRST
         self._memory = memory
         self._commands = commands
         self._active_pulls = 0
@@ -169,7 +170,7 @@ class Scheduler:
             running = [run for run in running if not run.in_batch][
                 : -(-len(running) // batch_count)
             ]
-        if self._settings.scheduling is Scheduling.PREFILL_FIRST:
+        if self._is_prefill_first:
             return self._schedule_prefill_first(running, now_s)
         if (
             not self._partial_prefills
@@ -256,7 +257,7 @@ class Scheduler:
 
     def _chunk_tokens(self, missing_tokens: int, budget: int) -> int:
         """How many of a leg's missing tokens the next step computes; 0 when it has to wait."""
-        if self._settings.scheduling is Scheduling.PREFILL_FIRST:
+        if self._is_prefill_first:
             # A prompt longer than the budget has a step of its own.
             fits = missing_tokens <= budget or budget == self._token_budget
             return missing_tokens if fits else 0
