@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from baton.bench.accuracy.measurements import MeasuredPools, MeasuredRow, WorkerLayout
-from baton.bench.accuracy.recipes import BLOCK_SIZE_TOKENS, recipe_of, weight_dtype
-from baton.domain.errors import BatonError
+from baton.bench.accuracy.recipes import (
+    BLOCK_SIZE_TOKENS,
+    product_dtype,
+    recipe_of,
+    stored_shape,
+    weight_dtype,
+)
+from baton.domain.errors import BatonError, InsufficientMemory
 from baton.perf.capacity import closed_loop
 from baton.perf.capacity.closed_loop import RequestLengths
 from baton.perf.fitting.calibration import (
@@ -26,6 +32,7 @@ from baton.perf.fitting.calibration import (
 from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
 from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.hardware.efficiency import Efficiency, engine_efficiency
+from baton.perf.hardware.kernel_fits import kernels_stand_in
 from baton.perf.model import memory
 from baton.perf.model.known_models import find_shape
 from baton.perf.model.shape import ModelShape
@@ -59,6 +66,8 @@ time and gives the same latencies while memory suffices."""
 _POOL_ROUNDS = 8
 """Of the number of decoding requests and the wait for prefill, which depend on each other."""
 _MAX_BUSY_FRACTION = 0.99
+_MEAN_PROMPTS = 10
+"""Of random lengths, whose mean time is a prompt's."""
 
 
 class _BusyFractions(NamedTuple):
@@ -129,6 +138,12 @@ class Evaluation:
             _sweep_key(row.row) for row in self.unsaturated if row.implausible_reason is not None
         }
         return tuple(row for row in self.plausible if _sweep_key(row.row) in suspect_sweeps)
+
+    def stand_ins(self) -> tuple[str, ...]:
+        """Engines and devices whose kernels were not measured, and whose stand for them."""
+        pairs = {(row.row.backend, row.row.system) for row in self.evaluated}
+        named = ((pair, kernels_stand_in(pair[1], pair[0])) for pair in sorted(pairs))
+        return tuple(f"{' on '.join(pair)}: {name}" for pair, name in named if name)
 
     def errors(self, rows: Iterable[EvaluatedRow] | None = None) -> tuple[ErrorStats, ErrorStats]:
         """Errors of TTFT and TPOT, by default of all unsaturated rows."""
@@ -275,8 +290,9 @@ def _predict_pools(
 
     Clients are spread evenly over workers and their ranks. Decoding requests are the share of the
     clients that Little's law gives. A prompt waits behind the others that began with it, and as in
-    a queue with random arrivals later, never for more than all clients' prompts. Keys and values
-    cross the network, and the decode pool's first step gives the first token.
+    a queue with random arrivals later, never for more than all clients' prompts. Ranks that compute
+    prompts at once share the experts. Keys and values cross the network, and the decode pool's
+    first step gives the first token.
 
     Source: Pollaczek-Khinchine for an M/D/1 queue.
     """
@@ -289,15 +305,11 @@ def _predict_pools(
     sent_bytes = shape.kv_bytes(round(prompt), recipe.kv)
     links = 1 if shape.latent is not None else pools.prefill.tp
     transfer_s = sent_bytes / (find_accelerator(row.system).network_bytes_per_s * links)
-    alone = replace(recipe.closed_loop(row), clients=1, think_time_s=0.0)
-    prompt_s = sum(
-        closed_loop.simulate_closed_loop(
-            prefill, [RequestLengths(each.prompt_tokens, 1) for each in lengths[:10]], alone
-        ).ttft
-    )
-    clients = max(1.0, row.concurrency / (pools.prefill_workers * pools.prefill.dp))
-    first_wait_s = (clients - 1) / 2 * prompt_s / recipe.requests_per_client
-    decoding, ttft_s, tpot_s = float(row.concurrency), prompt_s, 0.0
+    prompts_s = cache(partial(_prompts_s, prefill, lengths, recipe.closed_loop(row)))
+    group_clients = row.concurrency / pools.prefill_workers
+    clients = max(1.0, group_clients / pools.prefill.dp)
+    decoding, prompt_s, tpot_s = float(row.concurrency), prompts_s(1), 0.0
+    ttft_s = prompt_s
     for _ in range(_POOL_ROUNDS):
         streams = max(1, round(decoding / pools.decode_workers))
         context_tokens = round(streams * (prompt + output / 2))
@@ -305,12 +317,29 @@ def _predict_pools(
             StepBatch(decode_requests=streams, decode_context_tokens=context_tokens)
         )
         decode_s = (output - 1) * tpot_s
+        busy_ranks = group_clients * prompt_s / (ttft_s + decode_s)
+        prompt_s = prompts_s(max(1, min(pools.prefill.dp, round(busy_ranks))))
+        first_wait_s = (clients - 1) / 2 * prompt_s / recipe.requests_per_client
         busy = min(_MAX_BUSY_FRACTION, clients * prompt_s / (ttft_s + decode_s))
         wait_s = min(first_wait_s + prompt_s * busy / (2 * (1 - busy)), (clients - 1) * prompt_s)
         prefilled_s = max(prompt_s + wait_s, clients * prompt_s - decode_s)
         ttft_s = prefilled_s + transfer_s + tpot_s
         decoding = row.concurrency * decode_s / (decode_s + ttft_s)
     return ttft_s, tpot_s
+
+
+def _prompts_s(
+    prefill: Roofline, lengths: Sequence[RequestLengths], loop: closed_loop.ClosedLoop, ranks: int
+) -> float:
+    """Mean time of a prompt while this number of ranks computes one each."""
+    prompts = [RequestLengths(each.prompt_tokens, 1) for each in lengths[:_MEAN_PROMPTS]]
+    together = replace(
+        loop, clients=ranks, max_running_requests=ranks, think_time_s=0.0, max_prefill_delay_steps=0
+    )
+    return sum(
+        sum(closed_loop.simulate_closed_loop(prefill, [prompt] * ranks, together).ttft)
+        for prompt in prompts
+    ) / len(prompts)
 
 
 def _predict_simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
@@ -374,10 +403,19 @@ def _room(row: MeasuredRow) -> int | None:
 
 
 def _memory_fit(row: MeasuredRow, *, utilization: float = _UTILIZATION) -> memory.MemoryFit:
+    """Use of the memory by a rank.
+
+    A measured engine had room. If activations leave none, they were smaller than estimated, and
+    the engine took as much memory as there is.
+
+    Raises:
+        InsufficientMemory: its weights alone are too large.
+    """
     recipe = recipe_of(row)
     loop = recipe.closed_loop(row)
-    return memory.fit(
-        find_shape(row.model),
+    fit = partial(
+        memory.fit,
+        stored_shape(row),
         find_accelerator(row.system),
         tp=row.tp,
         pp=row.pp,
@@ -385,10 +423,15 @@ def _memory_fit(row: MeasuredRow, *, utilization: float = _UTILIZATION) -> memor
         ep=row.ep > 1,
         weights=weight_dtype(row),
         kv=recipe.kv,
-        utilization=utilization,
-        max_batched_tokens=loop.max_batched_tokens,
-        max_running_requests=loop.max_running_requests,
     )
+    try:
+        return fit(
+            utilization=utilization,
+            max_batched_tokens=recipe.max_batched_tokens,
+            max_running_requests=-(-loop.max_running_requests // row.dp),
+        )
+    except InsufficientMemory:
+        return fit(utilization=1.0, max_batched_tokens=1, max_running_requests=1)
 
 
 def _build_observations(
@@ -433,7 +476,7 @@ def _roofline(
         find_shape(row.model),
         find_accelerator(row.system),
         **(layout or row.layout)._asdict(),
-        weights=weight_dtype(row),
+        weights=product_dtype(row),
         kv=recipe_of(row).kv,
         efficiency=efficiency,
         engine=row.backend,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from baton.domain.errors import TraceInvalid
+from baton.domain.errors import TraceInvalid, UnknownAccelerator
 from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.steps.tables import (
     AttentionGrid,
     AttentionMeasurement,
@@ -54,6 +56,15 @@ _DTYPES = {
     "w4afp8": Dtype.INT4,
 }
 """Names in benchmark rows. Source: NVIDIA AIConfigurator, GEMMQuantMode and MoEQuantMode."""
+
+
+_MISSING = frozenset({"nan", "none", "null", "n/a"})
+"""Text that stands for no value; programs write it where a field is not known."""
+_SPECULATION = re.compile(r"specul|spec_(dec|method|tok)|mtp|nextn|eagle|draft", re.IGNORECASE)
+"""In names of columns and settings of speculative decoding."""
+_SPECULATING_RUN = re.compile(r"[_-](mtp|nextn|eagle)\d*[_-]", re.IGNORECASE)
+"""In names of runs."""
+_WITHOUT_SPECULATION = _MISSING | {"", "0", "0.0", "false", "off", "no"}
 
 
 class WorkerLayout(NamedTuple):
@@ -154,10 +165,11 @@ _ROW_COLUMNS = (
 )
 
 
-def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
+def _parse_row(told: Mapping[str, str], line: int) -> MeasuredRow:
+    fields = {name: "" if text.lower() in _MISSING else text for name, text in told.items()}
     ttft_ms, tpot_ms = (_positive(fields, f"silicon_{what}_ms") for what in ("ttft", "tpot"))
     weights_name = fields.get("gemm_quant_mode") or fields.get("precision")
-    disaggregated = (fields.get("mode") or "agg") != "agg"
+    disaggregated = (fields.get("mode") or "agg").lower() not in {"agg", "aggregated"}
     layout = _parse_layout(fields, "prefill_" if disaggregated else "")
     weights, experts = (
         _DTYPES.get((name or "").lower()) for name in (weights_name, fields.get("moe_quant_mode"))
@@ -168,10 +180,10 @@ def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
         concurrency = _decoding_clients(fields, pools)
     return MeasuredRow(
         line=line,
-        backend=_required_text(fields, "backend"),
+        backend=_backend(_required_text(fields, "backend")),
         version=fields.get("backend_version") or "",
         model=_required_text(fields, "model_path"),
-        system=_required_text(fields, "system"),
+        system=_system(_required_text(fields, "system")),
         weights=weights,
         experts=experts,
         problem=_problem(fields, weights_name, concurrency),
@@ -190,7 +202,38 @@ def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
     )
 
 
+_BACKENDS = {"trt": "trtllm", "trt-llm": "trtllm", "tensorrt-llm": "trtllm"}
+
+
+def _backend(name: str) -> str:
+    """An engine's name, without that of the router before it."""
+    plain = name.lower().replace("_", "-").removeprefix("dynamo-")
+    return _BACKENDS.get(plain, plain)
+
+
+def _system(name: str) -> str:
+    """The catalogue's name of a GPU; an unknown name stays, and costs its rows."""
+    try:
+        return find_accelerator(name).name
+    except UnknownAccelerator:
+        return name
+
+
+def _speculation(fields: Mapping[str, str]) -> str:
+    """The column, part of `silicon_data_source` or id that tells of drafts; empty for none."""
+    sources = fields.get("silicon_data_source", "").split(";")
+    settings = [item.partition("=")[::2] for item in sources]
+    for name, value in (*fields.items(), *settings):
+        is_told = _SPECULATION.search(name) is not None
+        if is_told and value.strip().lower() not in _WITHOUT_SPECULATION:
+            return f"{name.strip()} is {value.strip()!r}"
+    run_id = fields.get("id", "")
+    return f"id is {run_id!r}" if _SPECULATING_RUN.search(run_id) else ""
+
+
 def _problem(fields: Mapping[str, str], weights_name: str | None, concurrency: int) -> str:
+    if speculation := _speculation(fields):
+        return f"{speculation}: rows of speculative decoding are not predicted"
     names = {"gemm_quant_mode": weights_name, "moe_quant_mode": fields.get("moe_quant_mode")}
     for column, name in names.items():
         if name and name.lower() not in _DTYPES:
@@ -200,14 +243,23 @@ def _problem(fields: Mapping[str, str], weights_name: str | None, concurrency: i
 
 
 def _parse_layout(fields: Mapping[str, str], prefix: str) -> WorkerLayout:
-    """Of the columns with a prefix; zeros stand for values that are not known."""
+    """Of the columns with a prefix; zeros stand for values that are not known.
+
+    Attention's devices (`tp` x `dp`) are those of the experts (`moe_tp_size` x `moe_ep_size`).
+    """
 
     def size(column: str) -> int:
         return parse_tokens(fields.get(prefix + column) or 1, prefix + column, minimum=0) or 1
 
     column = f"{prefix}tp_size"
-    tp = parse_tokens(fields[column], column, minimum=1)
-    return WorkerLayout(tp, size("pp_size"), size("attention_dp_size"), size("moe_ep_size"))
+    tp = parse_tokens(fields.get(column), column, minimum=1)
+    dp, ep = size("attention_dp_size"), size("moe_ep_size")
+    sharers = ep * size("moe_tp_size")
+    if dp > 1 and sharers == tp and tp % dp == 0:
+        tp //= dp  # it counts the devices of all ranks, as `--tp` of SGLang does
+    if ep > tp * dp and ep % tp == 0:
+        dp = ep // tp
+    return WorkerLayout(tp, size("pp_size"), dp, ep)
 
 
 def _parse_pools(fields: Mapping[str, str], prefill: WorkerLayout) -> MeasuredPools | None:

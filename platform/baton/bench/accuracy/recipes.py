@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 from baton.bench.accuracy.measurements import MeasuredRow
 from baton.perf.capacity.closed_loop import ClosedLoop, RequestLengths
-from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
 from baton.perf.model.known_models import dtype_hint, find_shape
+from baton.perf.model.quantization import experts_only_weights
+from baton.perf.model.shape import ModelShape
+from baton.perf.model.weight_formats import MX_GROUP, integers, nvfp4
 
 _INFERENCE_X_LENGTHS = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
 """Source: InferenceMAX README, benchmark client configuration."""
@@ -44,6 +47,7 @@ class Recipe:
     """Lengths are uniform from this share of the nominal length to all of it."""
     requests_per_client: int = 10
     max_batched_tokens: int = 8192
+    """Of a step of one rank."""
     reserved_slots: int = 0
     """Slots of the batch, one per client, that no request gets."""
     mixes_steps: bool = True
@@ -202,10 +206,25 @@ def _inference_x_sglang(row: MeasuredRow) -> Recipe:
         min_length_fraction=0.8,
         requests_per_client=launch.requests,
         static_fraction=launch.memory,
-        max_batched_tokens=launch.chunk_tokens,
+        max_batched_tokens=_rank_chunk_tokens(launch.chunk_tokens, row),
         mixes_steps=False,
         receive_interval_steps=launch.many if row.concurrency >= _MANY_CLIENTS else launch.few,
     )
+
+
+_EXPERT_FORMATS = {
+    Dtype.FP4: nvfp4(None),
+    Dtype.INT4: integers(4, MX_GROUP, zero_point=False),
+}
+"""Of experts in a checkpoint of 4 bits."""
+
+
+def _rank_chunk_tokens(chunk_tokens: int, row: MeasuredRow) -> int:
+    """Of one rank: SGLang's ranks share `--chunked-prefill-size`.
+
+    Source: SGLang 0.5, `ServerArgs._handle_data_parallelism`.
+    """
+    return max(1, chunk_tokens // row.dp)
 
 
 def _inference_x_trtllm(row: MeasuredRow) -> Recipe:
@@ -241,7 +260,8 @@ def _inference_x_trtllm(row: MeasuredRow) -> Recipe:
             gather_steps=40 if waits else 0,
             gather_tokens=int(0.8 * tokens) if waits else 0,
         )
-    waits = is_even and row.tp < 8  # noqa: PLR2004 - as above
+    is_dense = find_shape(row.model).experts is None
+    waits = is_even and is_dense and row.tp < 8  # noqa: PLR2004 - as above
     return replace(
         recipe,
         gather_steps=20 if waits else 0,
@@ -273,6 +293,9 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
         if row.weights is Dtype.FP8 and row.model.startswith("nvidia/")
         else Dtype.BF16,
     )
+    if row.backend == "sglang":
+        chunk_tokens = _rank_chunk_tokens(recipe.max_batched_tokens, row)
+        recipe = replace(recipe, max_batched_tokens=chunk_tokens)
     if row.prompt_tokens % 1000 == 0:
         repeats = row.backend != "sglang" and not find_shape(row.model).windowed_layers
         return replace(recipe, distinct_prompts=_DATASET_PROMPTS if repeats else None)
@@ -297,3 +320,25 @@ def weight_dtype(row: MeasuredRow) -> Dtype:
     if shape.experts is not None and row.experts is not None:
         return row.experts
     return row.weights or dtype_hint(row.model) or Dtype.BF16
+
+
+def product_dtype(row: MeasuredRow) -> Dtype:
+    """The type of all products but the experts'.
+
+    It is that of the row where it is not packed. Packed weights are the experts' only.
+    """
+    is_packed = row.weights is not None and DTYPE_BYTES[row.weights] < 1
+    return weight_dtype(row) if row.weights is None or is_packed else row.weights
+
+
+def stored_shape(row: MeasuredRow) -> ModelShape:
+    """The shape of a row's model, with its weights as stored.
+
+    Models with experts in 4 bits that are named after another type store only the experts so, as
+    those that are named after theirs.
+    """
+    shape, dtype = find_shape(row.model), weight_dtype(row)
+    is_named_so = shape.stored is not None and shape.stored.dtype is dtype
+    if shape.experts is None or is_named_so or dtype not in _EXPERT_FORMATS:
+        return shape
+    return replace(shape, stored=experts_only_weights(_EXPERT_FORMATS[dtype], shape))

@@ -309,6 +309,7 @@ def _errors(evaluation: Evaluation) -> dict[str, object]:
             row.row.name for row in evaluation.plausible_in_suspect_sweeps()
         ],
         "groups": groups,
+        "kernels_of_others": list(evaluation.stand_ins()),
         f"not_in_the_means_for_ttft_of_{SATURATED_TTFT_S:g}_s_and_more": saturated,
     }
 

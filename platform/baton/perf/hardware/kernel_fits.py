@@ -316,6 +316,17 @@ def measured_system(accelerator: str) -> str | None:
     return name if f"{name}/vllm" in _fits_by_name() else None
 
 
+def kernels_stand_in(accelerator: str, engine: str) -> str | None:
+    """Whose kernels stand for those of an engine on an accelerator; None: its own were measured."""
+    system, tables = measured_system(accelerator), _ENGINES.get(engine, "vllm")
+    if system is None:
+        return "no kernels were measured: times are by data sheets"
+    if (system, tables) == (accelerator, engine):
+        return None
+    scaled = "" if system == accelerator else ", scaled by data sheets"
+    return f"kernels of {tables} on {system}{scaled}"
+
+
 def attention_system(accelerator: str) -> str | None:
     """The GPU whose tables of attention stand for an accelerator instead; None for none."""
     return _ATTENTION_RELATIVES.get(accelerator)
