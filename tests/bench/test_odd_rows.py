@@ -131,6 +131,10 @@ def test_prefill_ranks_that_compute_at_once_share_the_experts() -> None:
         ({"system": "B200"}, {}),
         ({"system": "H200"}, {"system": "h200_sxm"}),
         ({"mode": "AGG"}, {}),
+        (
+            {"backend": "vllm", "backend_version": "v0.12.0"},
+            {"backend": "vllm", "backend_version": "0.12.0"},
+        ),
         ({"moe_quant_mode": "None", "attention_dp_size": "nan"}, {"moe_quant_mode": ""}),
         ({"tp_size": "8.0", "concurrency": "16.0"}, {}),
         ({"spec_decoding": "none"}, {}),
@@ -158,6 +162,17 @@ def test_speculative_decoding_is_not_predicted_as_if_there_were_none(
     (skipped,) = evaluate_rows([read(**columns)]).skipped
     assert "speculative decoding" in skipped.reason
     assert any(value in skipped.reason or "eagle" in skipped.reason for value in columns.values())
+
+
+@pytest.mark.parametrize("count", ["", "0", "nan"])
+def test_pools_of_an_unknown_number_of_workers_cost_their_row_only(count: str) -> None:
+    pools = {"prefill_tp_size": "4", "decode_tp_size": "8", "decode_num_workers": "1"}
+    row = read(**pools, mode="disagg", prefill_num_workers=count)
+    assert "does not say how many workers" in evaluate_rows([row]).skipped[0].reason
+
+
+def test_a_folder_of_a_model_is_read_as_its_name() -> None:
+    assert find_shape("/models/DeepSeek-R1-0528/") == find_shape("deepseek-ai/DeepSeek-R1-0528")
 
 
 def test_products_keep_their_own_type_beside_packed_experts() -> None:

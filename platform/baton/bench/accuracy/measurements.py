@@ -181,7 +181,7 @@ def _parse_row(told: Mapping[str, str], line: int) -> MeasuredRow:
     return MeasuredRow(
         line=line,
         backend=_backend(_required_text(fields, "backend")),
-        version=fields.get("backend_version") or "",
+        version=fields.get("backend_version", "").removeprefix("v"),
         model=_required_text(fields, "model_path"),
         system=_system(_required_text(fields, "system")),
         weights=weights,
@@ -263,12 +263,13 @@ def _parse_layout(fields: Mapping[str, str], prefix: str) -> WorkerLayout:
 
 
 def _parse_pools(fields: Mapping[str, str], prefill: WorkerLayout) -> MeasuredPools | None:
-    counts = [fields.get(f"{pool}_num_workers") for pool in ("prefill", "decode")]
-    if not all(counts):
-        return None
+    """None where a number of workers is missing or 0."""
     prefill_workers, decode_workers = (
-        parse_tokens(count, "num_workers", minimum=1) for count in counts
+        parse_tokens(fields.get(f"{pool}_num_workers") or 0, f"{pool}_num_workers")
+        for pool in ("prefill", "decode")
     )
+    if not prefill_workers or not decode_workers:
+        return None
     return MeasuredPools(
         prefill=prefill,
         prefill_workers=prefill_workers,

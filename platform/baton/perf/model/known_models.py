@@ -665,7 +665,7 @@ _TRAINED_IN_INT4 = ["kimi", "k2", "thinking"]
 
 
 def _parts(hub_id: str) -> list[str]:
-    return re.split(r"[-_]", hub_id.rsplit("/", 1)[-1].lower())
+    return re.split(r"[-_]", hub_id.rstrip("/").rsplit("/", 1)[-1].lower())
 
 
 def _normalize_name(hub_id: str) -> str:
