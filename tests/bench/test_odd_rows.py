@@ -164,6 +164,11 @@ def test_speculative_decoding_is_not_predicted_as_if_there_were_none(
     assert any(value in skipped.reason or "eagle" in skipped.reason for value in columns.values())
 
 
+@pytest.mark.parametrize("run", ["2026_03_25_deepseek_r1_mtp0_8", "2026_03_25_specialist_8"])
+def test_a_run_whose_name_says_that_it_did_not_speculate_is_predicted(run: str) -> None:
+    assert not evaluate_rows([read(id=run)]).skipped
+
+
 @pytest.mark.parametrize("count", ["", "0", "nan"])
 def test_pools_of_an_unknown_number_of_workers_cost_their_row_only(count: str) -> None:
     pools = {"prefill_tp_size": "4", "decode_tp_size": "8", "decode_num_workers": "1"}

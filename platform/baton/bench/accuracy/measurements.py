@@ -62,7 +62,7 @@ _MISSING = frozenset({"nan", "none", "null", "n/a"})
 """Text that stands for no value; programs write it where a field is not known."""
 _SPECULATION = re.compile(r"specul|spec_(dec|method|tok)|mtp|nextn|eagle|draft", re.IGNORECASE)
 """In names of columns and settings of speculative decoding."""
-_SPECULATING_RUN = re.compile(r"[_-](mtp|nextn|eagle)\d*[_-]", re.IGNORECASE)
+_SPECULATING_RUN = re.compile(r"[_-](mtp|nextn|eagle)(?!0[_-])\d*[_-]", re.IGNORECASE)
 """In names of runs."""
 _WITHOUT_SPECULATION = _MISSING | {"", "0", "0.0", "false", "off", "no"}
 
