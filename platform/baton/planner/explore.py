@@ -182,7 +182,7 @@ class Explorer:
         )
 
     def _simulated_part(self, fleet: PlannedFleet) -> PlannedFleet:
-        """The largest part whose runs have at most `part_requests`, else the smallest part."""
+        """The largest part whose runs are no longer than those that confirm it; or the smallest."""
         effort = self.question.effort
         ranks = max(pool.engine_shape.dp for pool in fleet.pools)
         parts = [
@@ -190,7 +190,7 @@ class Explorer:
         ]
         for part in parts:
             requests = RUN_LENGTH_FACTOR * estimate_rate(part, self.rates) * self._residence_s(part)
-            if requests <= ranks * effort.part_requests:
+            if requests <= max(effort.confirmation_requests, ranks * effort.rank_requests):
                 return part
         return min(parts, key=lambda part: part.replicas)
 

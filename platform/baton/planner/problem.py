@@ -63,8 +63,8 @@ class SearchEffort:
     confirmation_requests: int = 3000
     """The fewest of runs that confirm a fleet's rate: shorter runs may see no burst, or end before a
     queue is long."""
-    part_requests: int = 800
-    """The most, per rank, of a part of a fleet that is simulated instead of the fleet."""
+    rank_requests: int = 800
+    """The most, per rank, of runs of a replica alone, and of a part of a fleet of groups."""
     precision: float = 0.05
     """Tolerance of rates, as a fraction."""
     simulated_fleets: int = 1
@@ -79,7 +79,7 @@ class SearchEffort:
 QUICK_SEARCH = SearchEffort(
     min_requests=200,
     confirmation_requests=1500,
-    part_requests=500,
+    rank_requests=500,
     precision=0.08,
     shapes_per_duty=1,
     max_simulated_replicas=3,

@@ -112,7 +112,7 @@ def run_instance(task: InstanceTask, rate_per_s: float) -> Trial:
     # The rate only chooses what to simulate next: many places need not all be taken.
     requests = min(
         requests_per_run(in_flight, task.effort),
-        task.engine_shape.dp * task.effort.part_requests,
+        task.engine_shape.dp * task.effort.rank_requests,
     )
     return run_shortened(lambda count: _simulate_instance(task, rate_per_s, count), requests)
 
