@@ -8,7 +8,6 @@ from itertools import product
 from baton.planner.problem import PlanningProblem
 from baton.planner.rates.arrivals import TrafficSampler
 from baton.planner.rates.measure import InstanceTask, RateSearchResult
-from baton.planner.rates.trials import RUN_LENGTH_FACTOR
 from baton.planner.result import Candidate
 from baton.planner.shapes.fleets import (
     FleetKind,
@@ -24,6 +23,7 @@ from baton.planner.shapes.fleets import (
 from baton.planner.shapes.space import Duty, EngineShape
 from baton.planner.simulation_runner import SimulationRunner
 from baton.planner.verify import FleetTask, measure_fleet
+from baton.simulator.outcome import FILLING_RESIDENCES
 
 _CORRECTION_ROUNDS = 3
 """For a given rate: how often replica counts are corrected by simulated rates."""
@@ -189,7 +189,8 @@ class Explorer:
             representative_part(fleet, most) for most in range(effort.max_simulated_replicas, 0, -1)
         ]
         for part in parts:
-            requests = RUN_LENGTH_FACTOR * estimate_rate(part, self.rates) * self._residence_s(part)
+            in_flight = estimate_rate(part, self.rates) * self._residence_s(part)
+            requests = FILLING_RESIDENCES * in_flight
             if requests <= max(effort.confirmation_requests, ranks * effort.rank_requests):
                 return part
         return min(parts, key=lambda part: part.replicas)

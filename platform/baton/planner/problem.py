@@ -61,8 +61,8 @@ class SearchEffort:
     min_requests: int = 400
     """Of a run; more where that many are served at once."""
     confirmation_requests: int = 3000
-    """The fewest of runs that confirm a fleet's rate: shorter runs may see no burst, or end before a
-    queue is long."""
+    """The fewest of runs that confirm a fleet's rate: shorter runs may see no burst, or end before
+    a queue is long."""
     rank_requests: int = 800
     """The most, per rank, of runs of a replica alone, and of a part of a fleet of groups."""
     precision: float = 0.05

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.policy.admission.slo_classes import DEFAULT_CLASS
 
+FILLING_RESIDENCES = 3
+"""Mean times of a request until a fleet is as full as it gets."""
+
 
 class Outcome(NamedTuple):
     """One request, from its client's side. A NamedTuple: there may be millions."""

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from baton.bench.report.study import Curve, RunResult, Study, Tradeoff
-from baton.simulator.outcome import Objectives, Outcome, attainment, mean, quantile
+from baton.simulator.outcome import (
+    FILLING_RESIDENCES,
+    Objectives,
+    Outcome,
+    attainment,
+    mean,
+    quantile,
+)
 
 OBJECTIVE_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 """Factors of objectives, which show how close to the limit a run is."""
@@ -140,7 +148,15 @@ def run_span_s(outcomes: Sequence[Outcome]) -> float:
 
 
 def tail_notes(results: Iterable[RunResult]) -> Iterator[str]:
-    """A note if much of a run's time is after its last arrival."""
+    """Notes if a run ends before its fleet is full, or lasts long after its last arrival."""
+    results = list(results)
+    spans = min((_arrivals_in_residences(result.outcomes) for result in results), default=inf)
+    if 0 < spans < FILLING_RESIDENCES:
+        yield (
+            f"Requests arrive for only {spans:.1f} times as long as a request takes in the mean. A"
+            f" fleet that is too small shows it after {FILLING_RESIDENCES} times: give more"
+            " requests."
+        )
     max_tail_fraction = max((_tail_fraction(result.outcomes) for result in results), default=0.0)
     if max_tail_fraction > _LONG_TAIL_FRACTION:
         yield (
@@ -155,6 +171,13 @@ def _tail_fraction(outcomes: Sequence[Outcome]) -> float:
     arrivals = [outcome.arrived_at_s for outcome in outcomes]
     total_s = run_span_s(outcomes)
     return 1 - (max(arrivals) - min(arrivals)) / total_s if total_s else 0.0
+
+
+def _arrivals_in_residences(outcomes: Sequence[Outcome]) -> float:
+    """The time of the arrivals over the mean time of a request; infinite if none ended."""
+    arrivals = [outcome.arrived_at_s for outcome in outcomes]
+    residence_s = mean([outcome.e2e_s for outcome in outcomes if outcome.ok])
+    return (max(arrivals) - min(arrivals)) / residence_s if residence_s > 0 else inf
 
 
 def _ended_at_s(outcome: Outcome) -> float:

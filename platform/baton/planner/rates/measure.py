@@ -12,8 +12,9 @@ from math import inf
 
 from baton.planner.problem import SearchEffort, SloClass
 from baton.planner.rates.arrivals import TrafficSampler
-from baton.planner.rates.trials import RUN_LENGTH_FACTOR, DutyRequirement, Trial, evaluate_trial
+from baton.planner.rates.trials import DutyRequirement, Trial, evaluate_trial
 from baton.planner.shapes.space import Duty, EngineShape
+from baton.simulator.outcome import FILLING_RESIDENCES
 from baton.simulator.single_engine import ServedPhases, simulate_engine
 
 _LONG_RUN_REQUESTS = 1200
@@ -157,7 +158,7 @@ def requests_per_run(in_flight: float, effort: SearchEffort) -> int:
 
     Fewer would find free places at any rate.
     """
-    return round(max(effort.min_requests, RUN_LENGTH_FACTOR * in_flight))
+    return round(max(effort.min_requests, FILLING_RESIDENCES * in_flight))
 
 
 def highest_rate(

@@ -19,8 +19,6 @@ _MAX_WAIT_GROWTH = 0.04
 """Growth of the wait in seconds per second that shows overload. Less may be chance."""
 _SELF_EVIDENT_SPAN = 1 / _MAX_WAIT_GROWTH
 """A run of this many times the objective shows such a growth by missing it."""
-RUN_LENGTH_FACTOR = 3
-"""Requests of a run per concurrent request, so that counted requests find a full engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
