@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from baton.bench.report import Curve, RunResult, Tradeoff
 from baton.bench.report.summary import (
     capacity,
+    length_notes,
     offered_rate,
     rate_curves_for,
     representative_results,
     scale_curves_for,
     summarize,
-    tail_notes,
     tradeoffs_for,
 )
 from baton.simulator.outcome import Objectives
@@ -58,10 +58,10 @@ def test_a_run_that_mostly_waits_for_its_last_answers_says_so() -> None:
     def arriving_for(span_s: float) -> RunResult:
         return result(outcome(), outcome(span_s, ttft_s=0.9))  # which takes 1 s
 
-    *_, note = tail_notes([arriving_for(9.0), arriving_for(1.0)])
+    *_, note = length_notes([arriving_for(9.0), arriving_for(1.0)])
     assert note.startswith("Up to 50% of a run's time is after its last arrival")
-    assert not list(tail_notes([arriving_for(9.0)]))
-    assert not list(tail_notes([result()]))
+    assert not list(length_notes([arriving_for(9.0)]))
+    assert not list(length_notes([result()]))
 
 
 def test_a_run_that_ends_before_its_fleet_is_full_says_so() -> None:
@@ -69,10 +69,13 @@ def test_a_run_that_ends_before_its_fleet_is_full_says_so() -> None:
         return result(outcome(), outcome(span_s), outcome(span_s / 2))
 
     residence_s = outcome().e2e_s
-    note, *_ = tail_notes([arriving_for(20 * residence_s), arriving_for(2 * residence_s)])
+    at_once = result(outcome())
+    note, *_ = length_notes(
+        [arriving_for(20 * residence_s), at_once, arriving_for(2 * residence_s)]
+    )
     assert note.startswith("Requests arrive for only 2.0 times as long as a request takes")
-    assert not list(tail_notes([arriving_for(20 * residence_s)]))
-    assert not any(note.startswith("Requests") for note in tail_notes([result(outcome())]))
+    assert not list(length_notes([arriving_for(20 * residence_s)]))
+    assert not any(note.startswith("Requests") for note in length_notes([at_once]))
 
 
 def test_each_objective_is_evaluated_alone_and_all_together() -> None:

@@ -111,6 +111,11 @@ def test_no_rate_holds_at_which_the_replicas_of_a_hybrid_have_no_places_for_its_
 
     assert run_fleet(crowded, 20.0).holds
     assert not run_fleet(crowded, 30.0).holds
+    # The places are for 34 a second, which a run that does not fill them does not show.
+    brief = replace(crowded, residence_s=0.5)
+    assert run_fleet(brief, 30.0).holds
+    assert run_fleet(brief, 40.0).margin > 0
+    assert not run_fleet(brief, 40.0).holds
 
 
 def bursty(bursts: int = 20) -> Trace:

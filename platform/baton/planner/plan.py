@@ -8,7 +8,7 @@ Theory of operation, from cheap to expensive:
 - Simulate each of them alone, for its duty, at rates found by bisection.
 - Build fleets of all three kinds from the rates of single replicas.
 - Simulate the best fleets of each kind, whole or as a proportional part, with the coordinator and
-  placement policy that would run them.
+  placement policy that would run them. Short runs find a rate, long runs confirm it.
 
 Only the last step's rates are in the answer. All runs draw their requests from the same trace with
 the same seed.

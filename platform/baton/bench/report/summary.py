@@ -147,14 +147,15 @@ def run_span_s(outcomes: Sequence[Outcome]) -> float:
     return max(_ended_at_s(outcome) for outcome in outcomes) - arrived_at_s
 
 
-def tail_notes(results: Iterable[RunResult]) -> Iterator[str]:
+def length_notes(results: Iterable[RunResult]) -> Iterator[str]:
     """Notes if a run ends before its fleet is full, or lasts long after its last arrival."""
     results = list(results)
-    spans = min((_arrivals_in_residences(result.outcomes) for result in results), default=inf)
-    if 0 < spans < FILLING_RESIDENCES:
+    spans = [_arrivals_in_residences(result.outcomes) for result in results]
+    shortest = min((span for span in spans if span > 0), default=inf)
+    if shortest < FILLING_RESIDENCES:
         yield (
-            f"Requests arrive for only {spans:.1f} times as long as a request takes in the mean. A"
-            f" fleet that is too small shows it after {FILLING_RESIDENCES} times: give more"
+            f"Requests arrive for only {shortest:.1f} times as long as a request takes in the mean."
+            f" A fleet that is too small shows it after {FILLING_RESIDENCES} times: give more"
             " requests."
         )
     max_tail_fraction = max((_tail_fraction(result.outcomes) for result in results), default=0.0)

@@ -287,7 +287,7 @@ def _study(
     import baton
     from baton.bench.formatting import format_number, format_seconds
     from baton.bench.report import Evidence, RunResult, Study, Table
-    from baton.bench.report.summary import tail_notes
+    from baton.bench.report.summary import length_notes
 
     rate_text = f"{format_number(trace.rate_per_s)}/s" if trace.rate_per_s else "at once"
     span_text = format_seconds(trace.span_s)
@@ -316,7 +316,7 @@ def _study(
             "seed": str(args.seed),
             "baton": baton.__version__,
         },
-        notes=(*_notes(args, trace, replayed), *tail_notes([result])),
+        notes=(*_notes(args, trace, replayed), *length_notes([result])),
         objectives=_objectives(args),
         target=args.attainment,
         device="GPU" if args.gpus else "endpoint",

@@ -13,9 +13,9 @@ from baton.bench.formatting import format_number, format_seconds
 from baton.bench.report import Curve, Evidence, FleetSample, RunResult, ScalingSummary, Study
 from baton.bench.report.summary import (
     OBJECTIVE_SCALES,
+    length_notes,
     offered_rate,
     scale_objectives,
-    tail_notes,
 )
 from baton.cli.model.calibrate import LoadedCalibration, load_calibration
 from baton.cli.output import print_warnings
@@ -157,7 +157,7 @@ def run_study(args: SimulateArgs, *, command: str, on_progress: Progress = lambd
             *_user_notes(args.requests, traces[0], results),
             *_service_notes(variants),
             *_sweep_notes(swept_variants),
-            *tail_notes(results),
+            *length_notes(results),
         ),
         objectives=objectives,
         target=args.target,
