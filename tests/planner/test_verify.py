@@ -16,7 +16,7 @@ from baton.planner.rates.measure import run_instance as run_alone
 from baton.planner.rates.shortlist import shortlist_shapes
 from baton.planner.shapes.fleets import FleetKind, PlannedFleet, PlannedPool
 from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue
-from baton.planner.verify import FleetTask, measure_fleet, run_fleet
+from baton.planner.verify import FleetTask, measure_fleet, run_fleet, run_whole
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.planner.shapes import instance
@@ -139,6 +139,28 @@ def test_a_rate_does_not_depend_on_the_burst_in_which_a_run_begins() -> None:
     ]
 
     assert max(rates) < 1.5 * min(rates)
+
+
+def test_a_burst_at_the_beginning_of_runs_does_not_lower_the_rate() -> None:
+    """These runs meet the burst in their first quarter, which alone fails from 8 a second on."""
+    draw = random.Random(1)
+    at_s, requests = 0.0, []
+    for rate_per_s, count in [(16.0, 150), (4.0, 1650)]:
+        for _ in range(count):
+            at_s += draw.expovariate(rate_per_s)
+            requests.append(TraceRequest(at_s, 1000, 20))
+    traffic = TrafficSampler(Trace(name="one burst", requests=tuple(requests)), seed=15)
+    begun = replace(
+        task(1), traffic=traffic, effort=replace(EFFORT, precision=0.05, confirmation_requests=1600)
+    )
+
+    found = measure_fleet(begun)
+
+    assert run_fleet(begun, 10.0, 1600).margin < -0.15
+    assert run_whole(begun, 10.0).holds
+    assert found.rate_per_s > 10.0
+    assert found.lowest_failed_trial is not None
+    assert not found.lowest_failed_trial.is_shortened
 
 
 def test_a_group_alone_is_not_simulated_with_more_streams_than_it_has_places() -> None:

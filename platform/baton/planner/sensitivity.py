@@ -14,7 +14,7 @@ from baton.planner.result import Candidate, Demand, Plan, Sensitivity
 from baton.planner.shapes.fleets import FleetKind, PlannedFleet, RateKey, estimate_rate, rate_key
 from baton.planner.shapes.space import Duty
 from baton.planner.simulation_runner import SimulationRunner
-from baton.planner.verify import FleetTask, run_fleet
+from baton.planner.verify import FleetTask, run_whole
 
 CHANGES = (0.8, 1.2)
 STAGE = "sensitivity"
@@ -154,4 +154,4 @@ def _rate_sensitivity(
 
 def run_at_guess(task: FleetTask) -> Trial:
     """Simulate the fleet at its task's initial rate."""
-    return run_fleet(task, task.guess_per_s, task.effort.confirmation_requests)
+    return run_whole(task, task.guess_per_s)

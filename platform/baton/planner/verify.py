@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from baton.domain.fleet import Role
 from baton.planner.problem import DEFAULT_OBJECTIVES, SearchEffort, SloClass
@@ -51,7 +52,10 @@ class FleetTask:
 
 
 def measure_fleet(task: FleetTask) -> RateSearchResult:
-    """The highest rate that the fleet sustains, found by short runs and confirmed by long runs."""
+    """The highest rate that the fleet sustains, found by short runs and confirmed by long runs.
+
+    A run that failed early may have begun in a burst. The lowest rate that failed is run whole.
+    """
     precision = task.effort.precision
     found = search_rate(
         lambda rate_per_s: run_fleet(task, rate_per_s),
@@ -60,24 +64,52 @@ def measure_fleet(task: FleetTask) -> RateSearchResult:
     )
     if not found.rate_per_s:
         return found
-    confirmed = search_rate(
-        lambda rate_per_s: run_fleet(task, rate_per_s, task.effort.confirmation_requests),
-        found.rate_per_s / (1 + precision),
+    confirmed = _confirm_rate(task, found.rate_per_s / (1 + precision), _run_confirming)
+    failed = confirmed.lowest_failed_trial
+    if failed is not None and failed.is_shortened:
+        whole = run_whole(task, failed.rate_per_s)
+        if whole.holds:
+            confirmed = _confirm_rate(task, failed.rate_per_s, run_whole)
+        else:
+            confirmed = replace(confirmed, trials=(whole, *confirmed.trials))
+    return replace(confirmed, trials=(*confirmed.trials, *found.trials))
+
+
+def _confirm_rate(
+    task: FleetTask, guess_per_s: float, run: Callable[[FleetTask, float], Trial]
+) -> RateSearchResult:
+    precision = task.effort.precision
+    return search_rate(
+        partial(run, task),
+        guess_per_s,
         precision=precision,
         factors=((1 + precision) ** 2,) * _SMALL_STEPS + LARGE_STEPS,
     )
-    return replace(confirmed, trials=(*confirmed.trials, *found.trials))
 
 
 def run_fleet(task: FleetTask, rate_per_s: float, min_requests: int = 0) -> Trial:
     """Simulate the fleet at one rate, with at least `min_requests`, and as many as fill it."""
+    return run_shortened(
+        partial(_simulate_fleet, task, rate_per_s), _run_length(task, rate_per_s, min_requests)
+    )
+
+
+def run_whole(task: FleetTask, rate_per_s: float) -> Trial:
+    """The same, with as many requests as confirm a rate, however clearly it fails."""
+    requests = _run_length(task, rate_per_s, task.effort.confirmation_requests)
+    return _simulate_fleet(task, rate_per_s, requests)
+
+
+def _run_confirming(task: FleetTask, rate_per_s: float) -> Trial:
+    return run_fleet(task, rate_per_s, task.effort.confirmation_requests)
+
+
+def _run_length(task: FleetTask, rate_per_s: float, min_requests: int) -> int:
     places = sum(
         pool.replicas * pool.engine_shape.settings.max_running_requests for pool in task.fleet.pools
     )
-    requests = requests_per_run(min(rate_per_s * task.residence_s, places), task.effort)
-    return run_shortened(
-        lambda count: _simulate_fleet(task, rate_per_s, count), max(min_requests, requests)
-    )
+    in_flight = min(rate_per_s * task.residence_s, places)
+    return max(min_requests, requests_per_run(in_flight, task.effort))
 
 
 def _simulate_fleet(task: FleetTask, rate_per_s: float, requests: int) -> Trial:

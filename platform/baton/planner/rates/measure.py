@@ -121,12 +121,12 @@ def run_instance(task: InstanceTask, rate_per_s: float) -> Trial:
 def run_shortened(run_of: Callable[[int], Trial], requests: int) -> Trial:
     """A trial of `requests` requests, or a shorter trial that fails clearly.
 
-    Queues only grow under overload, so a longer run would fail, too.
+    Queues only grow under overload, so a longer run would fail, too. After a burst it may hold.
     """
     if requests >= _LONG_RUN_REQUESTS:
         short_trial = run_of(requests // _SHORT_RUN_DIVISOR)
         if short_trial.requests and short_trial.margin < _HOPELESS_MARGIN:
-            return short_trial
+            return replace(short_trial, is_shortened=True)
     return run_of(requests)
 
 

@@ -59,6 +59,8 @@ class Trial:
     wait_grows: bool = False
     """Whether the wait for the first token grows, too slowly to miss objectives in a run this
     short."""
+    is_shortened: bool = False
+    """Whether it failed so clearly that a longer run was given up."""
 
     @property
     def holds(self) -> bool:
