@@ -539,6 +539,22 @@ def test_pools_are_predicted_by_their_workers() -> None:
     assert alone.tpot.predicted_s == pytest.approx(9.1e-3, rel=0.3)
 
 
+def test_a_decode_pool_holds_no_more_requests_than_its_memory() -> None:
+    (row,), _ = read_rows([POOLS_HEADER, POOLS], "rows.csv")
+    assert row.pools is not None
+    pools = replace(row.pools, prefill_workers=200)
+    few, many, more = evaluate_rows(
+        [replace(row, pools=pools, concurrency=clients) for clients in (300, 4000, 8000)]
+    ).evaluated
+    # Two ranks of eight devices hold about 450 each: all eight keep every latent.
+    assert few.tpot.predicted_s < many.tpot.predicted_s
+    assert more.tpot.predicted_s == pytest.approx(many.tpot.predicted_s, rel=0.01)
+    # The others wait until places are free.
+    decode_s = (row.output_tokens - 1) * more.tpot.predicted_s
+    waited = more.ttft.predicted_s - many.ttft.predicted_s
+    assert 4000 / 1000 * decode_s < waited < 4000 / 800 * decode_s
+
+
 def test_prompts_of_short_answers_queue_for_a_prefill_pool() -> None:
     (row,), _ = read_rows([POOLS_HEADER, POOLS], "rows.csv")
     short = replace(row, output_tokens=128, concurrency=24)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -289,10 +290,10 @@ def _predict_pools(
     """Mean latencies of two pools: clients that wait, are prefilled, and are decoded.
 
     Clients are spread evenly over workers and their ranks. Decoding requests are the share of the
-    clients that Little's law gives. A prompt waits behind the others that began with it, and as in
-    a queue with random arrivals later, never for more than all clients' prompts. Ranks that compute
-    prompts at once share the experts. Keys and values cross the network, and the decode pool's
-    first step gives the first token.
+    clients that Little's law gives; more than memory holds wait for their first token. A prompt
+    waits behind the others that began with it, and as in a queue with random arrivals later, never
+    for more than all clients' prompts. Ranks that compute prompts at once share the experts. Keys
+    and values cross the network, and the decode pool's first step gives the first token.
 
     Source: Pollaczek-Khinchine for an M/D/1 queue.
     """
@@ -308,7 +309,8 @@ def _predict_pools(
     prompts_s = cache(partial(_prompts_s, prefill, lengths, recipe.closed_loop(row)))
     group_clients = row.concurrency / pools.prefill_workers
     clients = max(1.0, group_clients / pools.prefill.dp)
-    decoding, prompt_s, tpot_s = float(row.concurrency), prompts_s(1), 0.0
+    most_decoding = _decoding_room(row, pools, round(prompt + output / 2))
+    decoding, prompt_s, tpot_s = min(row.concurrency, most_decoding), prompts_s(1), 0.0
     ttft_s = prompt_s
     for _ in range(_POOL_ROUNDS):
         streams = max(1, round(decoding / pools.decode_workers))
@@ -323,9 +325,22 @@ def _predict_pools(
         busy = min(_MAX_BUSY_FRACTION, clients * prompt_s / (ttft_s + decode_s))
         wait_s = min(first_wait_s + prompt_s * busy / (2 * (1 - busy)), (clients - 1) * prompt_s)
         prefilled_s = max(prompt_s + wait_s, clients * prompt_s - decode_s)
-        ttft_s = prefilled_s + transfer_s + tpot_s
+        full_s = decode_s * (row.concurrency / most_decoding - 1)
+        ttft_s = max(prefilled_s + transfer_s, full_s) + tpot_s
         decoding = row.concurrency * decode_s / (decode_s + ttft_s)
     return ttft_s, tpot_s
+
+
+def _decoding_room(row: MeasuredRow, pools: MeasuredPools, held_tokens: int) -> float:
+    """Requests that the memory of the decode pool holds beside the weights.
+
+    A measured pool had room. Where weights alone seem too large, the limit is not known.
+    """
+    try:
+        worker = _worker_fit(row, pools.decode)
+    except InsufficientMemory:
+        return math.inf
+    return pools.decode_workers * worker.concurrent_requests(held_tokens)
 
 
 def _prompts_s(
@@ -413,25 +428,40 @@ def _memory_fit(row: MeasuredRow, *, utilization: float = _UTILIZATION) -> memor
     """
     recipe = recipe_of(row)
     loop = recipe.closed_loop(row)
-    fit = partial(
-        memory.fit,
-        stored_shape(row),
-        find_accelerator(row.system),
-        tp=row.tp,
-        pp=row.pp,
-        dp=row.dp,
-        ep=row.ep > 1,
-        weights=weight_dtype(row),
-        kv=recipe.kv,
-    )
     try:
-        return fit(
+        return _worker_fit(
+            row,
+            row.layout,
             utilization=utilization,
             max_batched_tokens=recipe.max_batched_tokens,
             max_running_requests=-(-loop.max_running_requests // row.dp),
         )
     except InsufficientMemory:
-        return fit(utilization=1.0, max_batched_tokens=1, max_running_requests=1)
+        return _worker_fit(row, row.layout)
+
+
+def _worker_fit(
+    row: MeasuredRow,
+    layout: WorkerLayout,
+    *,
+    utilization: float = 1.0,
+    max_batched_tokens: int = 1,
+    max_running_requests: int = 1,
+) -> memory.MemoryFit:
+    """Use of a worker's memory; by default all but the weights is for keys and values."""
+    return memory.fit(
+        stored_shape(row),
+        find_accelerator(row.system),
+        tp=layout.tp,
+        pp=layout.pp,
+        dp=layout.dp,
+        ep=layout.ep > 1,
+        weights=weight_dtype(row),
+        kv=recipe_of(row).kv,
+        utilization=utilization,
+        max_batched_tokens=max_batched_tokens,
+        max_running_requests=max_running_requests,
+    )
 
 
 def _build_observations(
