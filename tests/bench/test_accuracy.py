@@ -416,14 +416,26 @@ def test_modes_of_host_code_differ_in_steps_and_share_the_rest() -> None:
     assert synchronous.first_token_overhead_s == overlapped.first_token_overhead_s
 
 
-def test_an_engine_takes_the_calibration_of_its_other_mode_rather_than_none() -> None:
+def test_a_host_takes_the_calibration_of_its_other_mode_without_the_wait_for_steps() -> None:
     waiting = [replace(row, version="0.12.0", run_id="own_epnone_1") for row in ROWS]
-    calibrations = calibrate_engines(waiting)
-    assert set(calibrations) == {"vllm (synchronous)"}
-    assert calibration_of("vllm", calibrations) is calibrations["vllm (synchronous)"]
-    assert calibration_of("sglang", calibrations) is None
-    borrowed, own = only(ROWS[:1], calibrations), only(waiting[:1], calibrations)
-    assert borrowed.tpot.error == pytest.approx(own.tpot.error, abs=0.05)
+    synchronous, overlapped = calibrate_engines(waiting), calibrate_engines(ROWS)
+    assert (set(synchronous), set(overlapped)) == ({"vllm (synchronous)"}, {"vllm"})
+    own = overlapped["vllm"].efficiency
+    borrowed = calibration_of("vllm (synchronous)", overlapped)
+    assert borrowed is not None
+    assert borrowed.efficiency == replace(own, request_s=own.request_s + 20e-6)
+    returned = calibration_of("vllm", {"vllm (synchronous)": borrowed})
+    assert returned is not None
+    assert returned.efficiency.request_s == pytest.approx(own.request_s)
+    assert calibration_of("vllm", synchronous) is not None
+    assert calibration_of("sglang", synchronous) is None
+
+
+def test_a_step_that_host_code_waits_for_takes_longer_without_a_calibration_too() -> None:
+    waiting = replace(ROW, version="0.12.0", run_id="own_epnone_1", concurrency=64)
+    overlapping = replace(waiting, version="0.14.0")
+    longer = only([waiting]).tpot.predicted_s - only([overlapping]).tpot.predicted_s
+    assert longer == pytest.approx(64 * 20e-6, rel=0.2)
 
 
 def test_tensorrt_rows_wait_to_gather_where_their_script_says_so() -> None:
