@@ -457,6 +457,7 @@ def test_sweeps_of_equal_lengths_begin_at_once_with_the_budget_of_their_engine()
         "sglang": 8192,
     }
     assert [engine for engine, loop in loops.items() if not loop.mixes_steps] == ["sglang"]
+    assert [engine for engine, loop in loops.items() if loop.prepares_ahead] == ["sglang"]
     assert {length.output_tokens for length in recipe_of(row).draw_lengths(row)} == {512}
     assert not recipe_of(row).is_published
 

@@ -498,6 +498,19 @@ def test_new_requests_wait_until_the_engine_looks_for_them() -> None:
     )
 
 
+def test_a_step_that_is_prepared_ahead_misses_what_arrives_during_the_one_before_it() -> None:
+    rng = random.Random(1)
+    requests = [RequestLengths(100, rng.randint(400, 600)) for _ in range(400)]
+    at_once = simulate_closed_loop(Plain(), requests, loop(20))
+    ahead = simulate_closed_loop(Plain(), requests, replace(loop(20), prepares_ahead=True))
+    assert sum(ahead.ttft) - sum(at_once.ttft) == pytest.approx(sum(at_once.tpot), rel=0.2)
+    assert sum(ahead.tpot) == pytest.approx(sum(at_once.tpot), rel=0.01)
+    alone = [RequestLengths(100, 50)] * 5
+    assert simulate_closed_loop(
+        Plain(), alone, replace(loop(1), prepares_ahead=True)
+    ) == simulate_closed_loop(Plain(), alone, loop(1))
+
+
 def test_prompts_that_are_not_mixed_with_decodes_stop_these() -> None:
     requests = [RequestLengths(100, 2), RequestLengths(900, 20)] * 4
     mixed = simulate_closed_loop(Plain(), requests, loop(2))

@@ -56,6 +56,7 @@ class Recipe:
     gather_steps: int = 0
     gather_tokens: int = 0
     receive_interval_steps: int = 1
+    prepares_ahead: bool = False
     kv_fraction: float = 1.0
     """Of the memory beside weights, for an engine that takes such a share."""
     static_fraction: float | None = None
@@ -102,6 +103,7 @@ class Recipe:
             prefill_batch_tokens=self.gather_tokens,
             mixes_steps=self.mixes_steps,
             receive_interval_steps=self.receive_interval_steps,
+            prepares_ahead=self.prepares_ahead,
         )
 
 
@@ -208,6 +210,7 @@ def _inference_x_sglang(row: MeasuredRow) -> Recipe:
         static_fraction=launch.memory,
         max_batched_tokens=_rank_chunk_tokens(launch.chunk_tokens, row),
         mixes_steps=False,
+        prepares_ahead=True,
         receive_interval_steps=launch.many if row.concurrency >= _MANY_CLIENTS else launch.few,
     )
 
@@ -270,14 +273,18 @@ def _inference_x_trtllm(row: MeasuredRow) -> Recipe:
 
 
 def _fixed_lengths(row: MeasuredRow) -> Recipe:
-    """Runs of AIConfigurator: fixed lengths; how they were run is not published.
+    """Runs of AIConfigurator: fixed lengths, as far as its scripts tell how they were run.
 
-    Rows on H100 are as if all clients began at once with ten requests each: with equal lengths,
-    they stay close together. vLLM's and TensorRT-LLM's steps hold about one or two prompts.
-    SGLang computes prompts in steps without decodes by default (`--enable-mixed-chunk`). Sweeps
-    over multiples of 1,000 tokens were run later, with the engines' default budgets. Their prompts
-    seem to repeat: vLLM and TensorRT-LLM hardly compute any. TensorRT-LLM does not reuse blocks of
-    models with windows.
+    All clients begin at once with ten requests each; with equal lengths they stay close together.
+    vLLM's and TensorRT-LLM's steps hold about one or two prompts. SGLang computes prompts in steps
+    without decodes by default (`--enable-mixed-chunk`). Sweeps over multiples of 1,000 tokens were
+    run later, with the engines' default budgets. Their prompts seem to repeat: vLLM and
+    TensorRT-LLM hardly compute any. TensorRT-LLM does not reuse blocks of models with windows.
+    Several workers may have served the clients, which no row tells.
+
+    Source: ai-dynamo/aiconfigurator, `eval/benchmarks/genai_perf_runner.py` (ten requests for each
+    client, all different), `generator` (benchmark script without a number of prompts, of which
+    AIPerf makes 100; a worker for each group of GPUs).
 
     TensorRT-LLM's rows of one model show one waiting client, as if the batch had a slot for each
     and one slot were a dummy request's that pads CUDA graphs. On H100 they level off at 36 requests
@@ -295,7 +302,7 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
     )
     if row.backend == "sglang":
         chunk_tokens = _rank_chunk_tokens(recipe.max_batched_tokens, row)
-        recipe = replace(recipe, max_batched_tokens=chunk_tokens)
+        recipe = replace(recipe, max_batched_tokens=chunk_tokens, prepares_ahead=True)
     if row.prompt_tokens % 1000 == 0:
         repeats = row.backend != "sglang" and not find_shape(row.model).windowed_layers
         return replace(recipe, distinct_prompts=_DATASET_PROMPTS if repeats else None)

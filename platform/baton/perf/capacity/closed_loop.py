@@ -59,6 +59,9 @@ class ClosedLoop:
     receive_interval_steps: int = 1
     """Decode steps after which the engine looks for new requests; it does after each prefill, too,
     and while it is idle. Source: SGLang, `--scheduler-recv-interval`."""
+    prepares_ahead: bool = False
+    """Whether a step is chosen when the one before it begins, and misses what arrives meanwhile.
+    Source: SGLang, `event_loop_overlap`."""
 
 
 class MeanLatencies(NamedTuple):
@@ -128,15 +131,17 @@ def _send_next(state: _State, delay_s: float) -> None:
 
 
 def _step(timing: StepPartsTiming, state: _State, loop: ClosedLoop) -> None:
-    if not state.waiting and not state.running:
+    is_idle = not state.waiting and not state.running
+    if is_idle:
         state.now_s = max(state.now_s, state.arriving[0][0])
         state.steps_since_received = 0
-    if not state.steps_since_received:
-        while state.arriving and state.arriving[0][0] <= state.now_s:
-            state.waiting.append(heapq.heappop(state.arriving)[2])
+    if is_idle or not loop.prepares_ahead:
+        _receive(state)
     is_delaying = _is_delaying_prefill(state, loop)
     chunks = [] if is_delaying else _chunks(state, loop)
     limits = _step_limits(state, loop, is_delaying=is_delaying)
+    if loop.prepares_ahead and _receive(state):
+        limits = limits[0], 1
     decodes = loop.mixes_steps or not chunks
     steps, duration = _timed_steps(timing, state.running if decodes else [], chunks, limits)
     state.delayed_steps = state.delayed_steps + steps if is_delaying else 0
@@ -147,6 +152,15 @@ def _step(timing: StepPartsTiming, state: _State, loop: ClosedLoop) -> None:
     if decodes:
         _finish_decode_steps(state, steps, loop)
     _finish_chunks(state, chunks, loop)
+
+
+def _receive(state: _State) -> bool:
+    """Whether requests were new, where the engine looks for them."""
+    count = len(state.waiting)
+    if not state.steps_since_received:
+        while state.arriving and state.arriving[0][0] <= state.now_s:
+            state.waiting.append(heapq.heappop(state.arriving)[2])
+    return len(state.waiting) > count
 
 
 def _is_delaying_prefill(state: _State, loop: ClosedLoop) -> bool:
