@@ -465,8 +465,12 @@ def test_sweeps_of_equal_lengths_begin_at_once_with_the_budget_of_their_engine()
 def test_prompts_of_later_sweeps_repeat_but_not_under_sglang_or_with_windows() -> None:
     row = replace(ROW, prompt_tokens=4000, output_tokens=1000, concurrency=32)
     lengths = recipe_of(row).draw_lengths(row)
-    assert [length.cached_tokens for length in lengths[:100]] == [0] * 100
-    assert {length.cached_tokens for length in lengths[100:]} == {4000 - 16}
+    # Two of each client warm up, with the first of the prompts.
+    left = 100 - 2 * row.concurrency
+    assert [length.cached_tokens for length in lengths[:left]] == [0] * left
+    assert {length.cached_tokens for length in lengths[left:]} == {4000 - 16}
+    crowd = replace(row, concurrency=64)
+    assert all(length.cached_tokens for length in recipe_of(crowd).draw_lengths(crowd))
     for other in (
         replace(row, backend="sglang"),
         replace(row, backend="trtllm", model="openai/gpt-oss-120b"),

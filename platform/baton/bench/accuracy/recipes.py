@@ -53,6 +53,8 @@ class Recipe:
     mixes_steps: bool = True
     distinct_prompts: int | None = None
     """Later prompts repeat these, so the prefix cache has them; None: all differ."""
+    warm_up_requests_per_client: int = 0
+    """Sent before those that are measured, and with the first of the prompts."""
     gather_steps: int = 0
     gather_tokens: int = 0
     receive_interval_steps: int = 1
@@ -84,8 +86,10 @@ class Recipe:
         lengths = [
             RequestLengths(draw(row.prompt_tokens), draw(row.output_tokens)) for _ in range(count)
         ]
-        if (first_repeated := self.distinct_prompts) is None:
+        if self.distinct_prompts is None:
             return lengths
+        warm_up_count = row.concurrency * self.warm_up_requests_per_client
+        first_repeated = self.distinct_prompts - warm_up_count
         cached_tokens = max(0, row.prompt_tokens - BLOCK_SIZE_TOKENS)
         return [
             each._replace(cached_tokens=cached_tokens if number >= first_repeated else 0)
@@ -275,16 +279,17 @@ def _inference_x_trtllm(row: MeasuredRow) -> Recipe:
 def _fixed_lengths(row: MeasuredRow) -> Recipe:
     """Runs of AIConfigurator: fixed lengths, as far as its scripts tell how they were run.
 
-    All clients begin at once with ten requests each; with equal lengths they stay close together.
+    All clients begin at once with ten requests each, after two each that are not measured. With
+    equal lengths they stay close together.
     vLLM's and TensorRT-LLM's steps hold about one or two prompts. SGLang computes prompts in steps
     without decodes by default (`--enable-mixed-chunk`). Sweeps over multiples of 1,000 tokens were
     run later, with the engines' default budgets. Their prompts seem to repeat: vLLM and
     TensorRT-LLM hardly compute any. TensorRT-LLM does not reuse blocks of models with windows.
     Several workers may have served the clients, which no row tells.
 
-    Source: ai-dynamo/aiconfigurator, `eval/benchmarks/genai_perf_runner.py` (ten requests for each
-    client, all different), `generator` (benchmark script without a number of prompts, of which
-    AIPerf makes 100; a worker for each group of GPUs).
+    Source: ai-dynamo/aiconfigurator, `eval/benchmarks/genai_perf_runner.py` (two and ten requests
+    for each client, all different). The later benchmark script of its `generator` has two, too,
+    and no number of prompts, of which AIPerf makes 100. It starts a worker for each group of GPUs.
 
     TensorRT-LLM's rows of one model show one waiting client, as if the batch had a slot for each
     and one slot were a dummy request's that pads CUDA graphs. On H100 they level off at 36 requests
@@ -296,6 +301,7 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
     recipe = Recipe(
         name=f"fixed lengths, {row.backend}",
         is_published=False,
+        warm_up_requests_per_client=2,
         kv=Dtype.FP8
         if row.weights is Dtype.FP8 and row.model.startswith("nvidia/")
         else Dtype.BF16,
