@@ -34,6 +34,8 @@ def test_vllm_on_h200_is_predicted_from_h100() -> None:
     found = _fidelity_silicon.compute_metrics(data())
     assert found["h200_rows"] == 94
     assert found["h200_vllm_published_rows"] == 30
+    assert found["h200_vllm_tpot_mape_plausible"] < 0.08
+    assert found["h200_vllm_ttft_mape_plausible"] < 0.20
     assert found["h200_vllm_published_tpot_mape"] < 0.08
     assert found["h200_vllm_published_ttft_mape"] < 0.20
     assert found["h200_published_tpot_mape"] < 0.08

@@ -19,7 +19,7 @@ from tests.cli.invoked import run_baton
 
 ROOT = Path(__file__).resolve().parents[2]
 _RESULTS = ROOT / "benchmarks" / "results"
-_FIGURE = r"(-?[\d,]*\.?\d+)"
+_FIGURE = r"([-+]?[\d,]*\.?\d+)"
 
 RIVALS, SIZING, FAQ = "docs/rivals.md", "docs/sizing.md", "docs/faq.md"
 BENCHMARKS = "benchmarks/README.md"
@@ -140,6 +140,12 @@ def percent(fraction: float, digits: int = 0) -> str:
     return f"{fraction * 100:.{digits}f}"
 
 
+def signed_percent(fraction: float) -> str:
+    """A percentage with its sign; 0 has none."""
+    whole = round(fraction * 100)
+    return f"{whole:+d}" if whole else "0"
+
+
 def _routing(policy: str) -> list[str]:
     """Mean TTFT in ms: grouped, heavy, single turns."""
     routing = result("routing")
@@ -210,7 +216,7 @@ def _fidelity_row(prefix: str, suffix: str = "") -> list[str]:
     cells = []
     for kind in ("tpot", "ttft"):
         error, bias = (metrics[f"{prefix}_{kind}_{key}{suffix}"] for key in ("mape", "bias"))
-        cells += [percent(error), percent(bias)]
+        cells += [percent(error), signed_percent(bias)]
     return cells
 
 
@@ -221,10 +227,10 @@ def _vllm_0_12() -> list[str]:
     rest = all_rows - published
     cells = [str(rest), str(all_rows - metrics["h200_vllm_rows_plausible"])]
     for kind in ("tpot", "ttft"):
-        for key in ("mape", "bias"):
+        for key, show in (("mape", percent), ("bias", signed_percent)):
             whole = metrics[f"h200_vllm_{kind}_{key}"] * all_rows
             part = metrics[f"h200_vllm_published_{kind}_{key}"] * published
-            cells.append(percent((whole - part) / rest))
+            cells.append(show((whole - part) / rest))
     return cells
 
 
@@ -773,12 +779,12 @@ BINDINGS: tuple[Sentence | Rows, ...] = (
     ),
     Sentence(
         document="docs/operations/simulate.md",
-        template="H200, {} rows (recipe assumed) | {} %, +{} % | {} %, {} % |",
+        template="H200, {} rows (recipe assumed) | {} %, {} % | {} %, {} % |",
         figures=lambda: [*_silicon("h200_sglang_rows"), *_fidelity_row("h200_sglang")],
     ),
     Sentence(
         document="docs/operations/simulate.md",
-        template="H200, {} rows, {} implausible | {} %, +{} % | {} %, {} % |",
+        template="H200, {} rows, {} implausible | {} %, {} % | {} %, {} % |",
         figures=_vllm_0_12,
     ),
     Sentence(
