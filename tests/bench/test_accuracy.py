@@ -471,6 +471,12 @@ def test_prompts_of_later_sweeps_repeat_but_not_under_sglang_or_with_windows() -
     assert {length.cached_tokens for length in lengths[left:]} == {4000 - 16}
     crowd = replace(row, concurrency=64)
     assert all(length.cached_tokens for length in recipe_of(crowd).draw_lengths(crowd))
+    # Rows of TensorRT-LLM show no warm-up, and keys and values in FP8.
+    other_engine = replace(crowd, backend="trtllm")
+    recipe = recipe_of(other_engine)
+    cached = [each.cached_tokens > 0 for each in recipe.draw_lengths(other_engine)]
+    assert cached == [False] * 100 + [True] * 540
+    assert (recipe.kv, recipe_of(replace(other_engine, weights=None)).kv) == (Dtype.FP8, Dtype.BF16)
     for other in (
         replace(row, backend="sglang"),
         replace(row, backend="trtllm", model="openai/gpt-oss-120b"),

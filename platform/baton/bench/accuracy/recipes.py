@@ -279,17 +279,18 @@ def _inference_x_trtllm(row: MeasuredRow) -> Recipe:
 def _fixed_lengths(row: MeasuredRow) -> Recipe:
     """Runs of AIConfigurator: fixed lengths, as far as its scripts tell how they were run.
 
-    All clients begin at once with ten requests each, after two each that are not measured. With
-    equal lengths they stay close together.
+    All clients begin at once with ten requests each; with equal lengths they stay close together.
     vLLM's and TensorRT-LLM's steps hold about one or two prompts. SGLang computes prompts in steps
-    without decodes by default (`--enable-mixed-chunk`). Sweeps over multiples of 1,000 tokens were
-    run later, with the engines' default budgets. Their prompts seem to repeat: vLLM and
-    TensorRT-LLM hardly compute any. TensorRT-LLM does not reuse blocks of models with windows.
-    Several workers may have served the clients, which no row tells.
+    without decodes by default (`--enable-mixed-chunk`).
+
+    Sweeps over multiples of 1,000 tokens were run later, with the engines' default budgets. A
+    hundred prompts repeat, except for SGLang and for models with windows. Two requests of each
+    client that are not measured warm up vLLM's prefix cache. Rows of TensorRT-LLM on H100 show no
+    such warm-up, and keys and values in FP8 beside weights in FP8.
 
     Source: ai-dynamo/aiconfigurator, `eval/benchmarks/genai_perf_runner.py` (two and ten requests
     for each client, all different). The later benchmark script of its `generator` has two, too,
-    and no number of prompts, of which AIPerf makes 100. It starts a worker for each group of GPUs.
+    and no number of prompts, of which AIPerf makes 100.
 
     TensorRT-LLM's rows of one model show one waiting client, as if the batch had a slot for each
     and one slot were a dummy request's that pads CUDA graphs. On H100 they level off at 36 requests
@@ -301,7 +302,6 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
     recipe = Recipe(
         name=f"fixed lengths, {row.backend}",
         is_published=False,
-        warm_up_requests_per_client=2,
         kv=Dtype.FP8
         if row.weights is Dtype.FP8 and row.model.startswith("nvidia/")
         else Dtype.BF16,
@@ -310,8 +310,7 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
         chunk_tokens = _rank_chunk_tokens(recipe.max_batched_tokens, row)
         recipe = replace(recipe, max_batched_tokens=chunk_tokens, prepares_ahead=True)
     if row.prompt_tokens % 1000 == 0:
-        repeats = row.backend != "sglang" and not find_shape(row.model).windowed_layers
-        return replace(recipe, distinct_prompts=_DATASET_PROMPTS if repeats else None)
+        return _later_sweep(row, recipe)
     match row.backend:
         case "sglang":
             return replace(recipe, mixes_steps=False, static_fraction=_SGLANG_MEMORY)
@@ -325,6 +324,15 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
             )
         case _:
             return replace(recipe, max_batched_tokens=row.prompt_tokens + row.concurrency)
+
+
+def _later_sweep(row: MeasuredRow, recipe: Recipe) -> Recipe:
+    if row.backend == "sglang" or find_shape(row.model).windowed_layers:
+        return recipe
+    recipe = replace(recipe, distinct_prompts=_DATASET_PROMPTS)
+    if row.backend == "trtllm":
+        return replace(recipe, kv=Dtype.FP8 if row.weights is Dtype.FP8 else recipe.kv)
+    return replace(recipe, warm_up_requests_per_client=2)
 
 
 def weight_dtype(row: MeasuredRow) -> Dtype:
