@@ -14,6 +14,7 @@ from baton.planner.rates.closed_form import MeanRequest, steady_rate
 from baton.planner.rates.measure import InstanceTask, measure_instance, run_shortened
 from baton.planner.rates.measure import run_instance as run_alone
 from baton.planner.rates.shortlist import shortlist_shapes
+from baton.planner.sensitivity import run_at_guess
 from baton.planner.shapes.fleets import FleetKind, PlannedFleet, PlannedPool
 from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue
 from baton.planner.verify import FleetTask, measure_fleet, run_fleet, run_whole
@@ -158,6 +159,7 @@ def test_a_burst_at_the_beginning_of_runs_does_not_lower_the_rate() -> None:
 
     assert run_fleet(begun, 10.0, 1600).margin < -0.15
     assert run_whole(begun, 10.0).holds
+    assert run_at_guess(replace(begun, guess_per_s=10.0)).holds
     assert found.rate_per_s > 10.0
     assert found.lowest_failed_trial is not None
     assert not found.lowest_failed_trial.is_shortened
