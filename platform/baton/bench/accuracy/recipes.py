@@ -286,7 +286,8 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
     Sweeps over multiples of 1,000 tokens were run later, with the engines' default budgets. A
     hundred prompts repeat, except for SGLang and for models with windows. Two requests of each
     client that are not measured warm up vLLM's prefix cache. Rows of TensorRT-LLM on H100 show no
-    such warm-up, and keys and values in FP8 beside weights in FP8.
+    such warm-up, and keys and values in FP8 beside weights in FP8. The warm-up, and SGLang's step
+    that is prepared ahead, were chosen with these sweeps on H200 in sight, which cannot judge them.
 
     Source: ai-dynamo/aiconfigurator, `eval/benchmarks/genai_perf_runner.py` (two and ten requests
     for each client, all different). The later benchmark script of its `generator` has two, too,
