@@ -60,8 +60,8 @@ _ZERO_COSTS = _TokenCosts(0.0, 0.0, 0.0, 0.0)
 class _DecodeCosts(NamedTuple):
     """Of a number of decoding requests."""
 
-    full: tuple[tuple[int, DecodeCurve], ...]
-    """Layers and their attention."""
+    full: DecodeCurve
+    """All layers that attend to everything, together; empty: none does."""
     windowed: tuple[tuple[int, int, DecodeCurve], ...]
     """Layers, tokens of their window, and their attention."""
     states_s: float
@@ -163,8 +163,8 @@ class Roofline:
         self._attention_factor = efficiency.attention
         self._layer_cache: dict[int, _TokenCosts] = {}
         self._decode_cache: dict[int, _DecodeCosts] = {}
-        self._decode_step_cache: dict[int, tuple[float, float, float, _DecodeCosts]] = {}
-        """By decoding requests: time before attention, wire, unscaled; and their attention."""
+        self._decode_step_cache: dict[int, tuple[float, _DecodeCosts]] = {}
+        """By decoding requests: the time without attention, and attention."""
         self._output_cache: dict[int, _TokenCosts] = {}
         self._decode_launch_s = self._decode_attention_s(1, 1)
 
@@ -198,17 +198,22 @@ class Roofline:
         """`step_s` of a step that only decodes, as nine in ten steps do."""
         cached = self._decode_step_cache.get(requests)
         if cached is None:
-            layers, output = self._layer_costs(requests), self._output_costs(requests)
-            products_s = layers.gemm_s + output.gemm_s + layers.experts_s
-            cached = self._decode_step_cache[requests] = (
-                self._fixed_s + requests * self._request_s + products_s,
-                layers.wire_s + output.wire_s,
-                layers.unscaled_s + output.unscaled_s,
-                self._decode_costs(requests),
-            )
-        before_attention_s, wire_s, unscaled_s, decodes = cached
-        attention_s = _attention_at(decodes, context / requests)
-        return before_attention_s + self._attention_factor * attention_s + wire_s + unscaled_s
+            cached = self._decode_step_cache[requests] = self._compute_decode_step(requests)
+        other_s, decodes = cached
+        return other_s + self._attention_factor * _attention_at(decodes, context / requests)
+
+    def _compute_decode_step(self, requests: int) -> tuple[float, _DecodeCosts]:
+        """What does not depend on the context, and attention."""
+        layers, output = self._layer_costs(requests), self._output_costs(requests)
+        other_s = (
+            self._fixed_s
+            + requests * self._request_s
+            + (layers.gemm_s + output.gemm_s)
+            + layers.experts_s
+            + (layers.wire_s + output.wire_s)
+            + (layers.unscaled_s + output.unscaled_s)
+        )
+        return other_s, self._decode_costs(requests)
 
     def parts(self, batch: StepBatch) -> StepParts:
         """The terms of `step_s`, each with its factor."""
@@ -365,19 +370,20 @@ class Roofline:
         for attention, count in self._attentions.items():
             curve = kernels.decode_curve(attention, requests)
             if attention.window_tokens is None:
-                full.append((count, curve))
+                full.append([count * seconds for seconds in curve])
             else:
                 windowed.append((count, attention.window_tokens, curve))
         states_s = sum(
             count * kernels.state_decode_s(state, requests) for state, count in self._states.items()
         )
-        return _DecodeCosts(tuple(full), tuple(windowed), states_s)
+        summed = tuple([sum(seconds) for seconds in zip(*full, strict=True)])
+        return _DecodeCosts(summed, tuple(windowed), states_s)
 
 
 def _attention_at(costs: _DecodeCosts, mean_context: float) -> float:
     full, windowed, seconds = costs
-    for count, curve in full:
-        seconds += count * context_s(curve, mean_context)
+    if full:
+        seconds += context_s(full, mean_context)
     for count, window, curve in windowed:
         seconds += count * context_s(curve, min(mean_context, window))
     return seconds

@@ -169,8 +169,8 @@ class PlacementOptions:
                 view is not best
                 and load.context_tokens >= least.context_tokens
                 and load.legs >= least.legs
-                and timings.of(view) is timing
                 and is_alike(view.facts, facts)
+                and (view.facts.pool == facts.pool or timings.of(view) is timing)
                 and view.facts.replica_id != query.session_replica_id
             ):
                 left_out.append(load)

@@ -436,7 +436,10 @@ class Shortlist:
         avoid, replica_ids = query.avoid, self.prefer_untried(query, replica_ids)
         if not self.needs_sampling(replica_ids):
             return replica_ids
-        chosen = dict.fromkeys(self._sample_idle(fleet, replica_ids))
+        idler = self._sample_idle(fleet, replica_ids)
+        if query.hits is NO_HITS and query.session_replica_id is None and query.adapter is None:
+            return idler
+        chosen = dict.fromkeys(idler)
         preferred = [*query.hits.holders(self._limit), query.session_replica_id]
         is_prefill = fleet.replicas[replica_ids[0]].facts.role is Role.PREFILL
         for replica_id in preferred:
@@ -470,29 +473,28 @@ class Shortlist:
         )
         return islice(holders, self._limit)
 
-    def _sample_idle(self, fleet: FleetView, ids: Sequence[str]) -> Iterable[str]:
-        """The idler one of each of some pairs, at even distances from a random one on."""
+    def _sample_idle(self, fleet: FleetView, ids: Sequence[str]) -> list[str]:
+        """The idler one of each of some pairs, at even distances from a random one on.
+
+        Idler has less work: tokens to compute, then requests. The first is taken of equals.
+        """
         count, pairs = len(ids), self._limit
         start, step = self._random.randrange(count), count // (2 * pairs)
         replicas, half, idler = fleet.replicas, pairs * step, []
         for position in range(start, start + half, step):
             first_id, second_id = ids[position % count], ids[(position + half) % count]
-            is_first = _is_less_loaded(replicas[first_id], replicas[second_id])
+            first, second = replicas[first_id], replicas[second_id]
+            load, other = first.load, second.load
+            tokens = load.queued_tokens + first.unreported_tokens
+            more_tokens = other.queued_tokens + second.unreported_tokens - tokens
+            is_first = more_tokens > 0
+            if not more_tokens:
+                legs = load.running_requests + load.queued_requests + first.unreported_legs
+                is_first = (
+                    legs <= other.running_requests + other.queued_requests + second.unreported_legs
+                )
             idler.append(first_id if is_first else second_id)
         return idler
-
-
-def _is_less_loaded(first: ReplicaView, second: ReplicaView) -> bool:
-    """Whether one has less work than another, or as much: tokens to compute, then requests."""
-    first_load, second_load = first.load, second.load
-    first_tokens = first_load.queued_tokens + first.unreported_tokens
-    second_tokens = second_load.queued_tokens + second.unreported_tokens
-    if first_tokens != second_tokens:
-        return first_tokens < second_tokens
-    legs = first_load.running_requests + first_load.queued_requests + first.unreported_legs
-    return (
-        legs <= second_load.running_requests + second_load.queued_requests + second.unreported_legs
-    )
 
 
 def can_receive(
