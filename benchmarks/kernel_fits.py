@@ -59,7 +59,9 @@ def _powers(low: int, high: int) -> list[int]:
 
 
 Row = Mapping[str, Any]
-_GEMM_AXES = (_powers(0, 14), _powers(7, 16), _powers(7, 16))
+_GEMM_ROWS = sorted({*_powers(0, 14), *(2**exponent + 1 for exponent in (4, *range(6, 13)))})
+"""A tile more than 128 rows need takes up to twice as long (H200, FP8)."""
+_GEMM_AXES = (_GEMM_ROWS, _powers(7, 16), _powers(7, 16))
 _PREFILL_AXES = (_powers(4, 14), _powers(0, 13))
 _DECODE_AXES = (_powers(0, 14), _powers(1, 17), _powers(0, 4))
 _LATENT_DECODE_AXES = (_powers(0, 10), _powers(1, 17), _powers(0, 7))
