@@ -462,6 +462,34 @@ def test_sweeps_of_equal_lengths_begin_at_once_with_the_budget_of_their_engine()
     assert not recipe_of(row).is_published
 
 
+def test_tensorrt_s_first_sweep_keeps_fp8_and_waits_for_memory() -> None:
+    row = replace(
+        ROW, backend="trtllm", model="Qwen/Qwen3-32B", tp=1, prompt_tokens=2048, output_tokens=512
+    )
+    assert recipe_of(row).kv is Dtype.FP8
+    assert recipe_of(replace(row, weights=None)).kv is Dtype.BF16
+    fits, full = (
+        evaluate_rows([replace(row, concurrency=clients)]).evaluated[0].ttft.predicted_s
+        for clients in (96, 128)
+    )
+    assert full > 2 * fits
+
+
+def test_frontends_of_sweeps_bound_the_tokens_of_all_clients() -> None:
+    row = replace(ROW, model=SMALL, prompt_tokens=4096, output_tokens=512)
+    times = {
+        engine: recipe_of(replace(row, backend=engine)).closed_loop(row).frontend_token_s
+        for engine in ("vllm", "trtllm", "sglang")
+    }
+    assert times == {"vllm": 0.0, "trtllm": 80e-6, "sglang": 48e-6}
+    later = replace(row, backend="trtllm", prompt_tokens=4000)
+    assert recipe_of(later).closed_loop(later).frontend_token_s == 0.0
+    many = replace(row, backend="sglang", tp=8, concurrency=512, prompt_tokens=1000)
+    seen = evaluate_rows([many]).evaluated[0]
+    request_s = seen.ttft.predicted_s + 511 * seen.tpot.predicted_s
+    assert 512 * 512 / request_s < 1 / 48e-6
+
+
 def test_prompts_of_later_sweeps_repeat_but_not_under_sglang_or_with_windows() -> None:
     row = replace(ROW, prompt_tokens=4000, output_tokens=1000, concurrency=32)
     lengths = recipe_of(row).draw_lengths(row)

@@ -338,6 +338,8 @@ class Twin:
         self.timing, self.how = timing, how
         self.now, self.free_at = 0.0, [0.0] * how.clients
         self.to_come = list(enumerate(requests))
+        self.arriving: list[tuple[float, One]] = []
+        self.frontend_free_at = 0.0
         self.queue: list[One] = []
         self.running: list[One] = []
         self.ttfts: dict[int, float] = {}
@@ -345,21 +347,29 @@ class Twin:
 
     def means(self) -> tuple[float, float]:
         """Of times to first tokens and per output token, once all is done."""
-        while self.to_come or self.queue or self.running:
+        while self.to_come or self.arriving or self.queue or self.running:
             if not self.queue and not self.running:
-                self.now = max(self.now, min(self.free_at))
+                if not self.arriving:
+                    self.send(min(self.free_at))
+                self.now = max(self.now, self.arriving[0][0])
             self.arrive()
             self.step()
         ttfts, tpots = list(self.ttfts.values()), list(self.tpots.values())
         return sum(ttfts) / len(ttfts), sum(tpots) / len(tpots) if tpots else 0.0
 
-    def arrive(self) -> None:
+    def send(self, until: float) -> None:
         for at in sorted(self.free_at):
-            if at <= self.now and self.to_come:
+            if at <= until and self.to_come:
                 self.free_at.remove(at)
                 number, (prompt, out, cached) = self.to_come.pop(0)
                 done = max(0, min(cached, prompt - 1))
-                self.queue.append(One(number, at, prompt, out, done=done))
+                one = One(number, at, prompt, out, done=done)
+                self.arriving.append((max(at, self.frontend_free_at), one))
+
+    def arrive(self) -> None:
+        self.send(self.now)
+        while self.arriving and self.arriving[0][0] <= self.now:
+            self.queue.append(self.arriving.pop(0)[1])
 
     def step(self) -> None:
         room = self.how.max_batched_tokens - len(self.running)
@@ -379,30 +389,35 @@ class Twin:
                 )
             )
         )
+        self.send(self.now)
+        tokens = len(self.running) + sum(stream.done + c >= stream.prompt for stream, c in chunks)
+        seen = self.now
+        if work := tokens * self.how.frontend_token_s:
+            seen = self.frontend_free_at = max(self.frontend_free_at, self.now) + work
         for stream in list(self.running):
             stream.left -= 1
             stream.context += 1
-            self.end(stream)
+            self.end(stream, seen)
         for stream, chunk in chunks:
             stream.done += chunk
             if stream.done == stream.prompt:
-                self.begin(stream)
+                self.begin(stream, seen)
 
-    def begin(self, one: One) -> None:
+    def begin(self, one: One, seen: float) -> None:
         self.queue.remove(one)
         # The loop counts from when the client turned to its next request.
-        self.ttfts[one.number] = self.now - one.at + (self.how.think_time_s if one.at else 0.0)
-        one.first, one.context, one.left = self.now, one.prompt + 1, one.out - 1
+        self.ttfts[one.number] = seen - one.at + (self.how.think_time_s if one.at else 0.0)
+        one.first, one.context, one.left = seen, one.prompt + 1, one.out - 1
         self.running.append(one)
-        self.end(one)
+        self.end(one, seen)
 
-    def end(self, one: One) -> None:
+    def end(self, one: One, seen: float) -> None:
         if one.left > 0:
             return
         self.running.remove(one)
         if one.out > 1:
-            self.tpots[one.number] = (self.now - one.first) / (one.out - 1)
-        self.free_at.append(self.now + self.how.think_time_s)
+            self.tpots[one.number] = (seen - one.first) / (one.out - 1)
+        self.free_at.append(seen + self.how.think_time_s)
 
 
 LENGTHS = st.lists(
@@ -412,18 +427,32 @@ LENGTHS = st.lists(
 )
 
 
-@given(LENGTHS, st.integers(1, 6), st.integers(1, 6))
+@given(LENGTHS, st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 1e-3, 7e-3, 0.05]))
 def test_many_steps_at_once_are_as_one_at_a_time(
-    requests: list[RequestLengths], clients: int, places: int
+    requests: list[RequestLengths], clients: int, places: int, frontend_token_s: float
 ) -> None:
-    how = replace(loop(clients), max_running_requests=places)
+    how = replace(loop(clients), max_running_requests=places, frontend_token_s=frontend_token_s)
     seen = simulate_closed_loop(Plain(), requests, how)
     ttft_s, tpot_s = Twin(Plain(), requests, how).means()
     assert sum(seen.tpot) == pytest.approx(tpot_s, rel=1e-6, abs=1e-9)
-    idle_s = (
-        how.think_time_s
-    )  # with nobody else there, no step accounts for the client's being away
-    assert sum(seen.ttft) == pytest.approx(ttft_s, rel=1e-6, abs=idle_s + 1e-9)
+    assert sum(seen.ttft) == pytest.approx(ttft_s, rel=1e-6, abs=1e-9)
+
+
+def test_a_slow_frontend_bounds_the_tokens_of_all_clients_and_first_tokens_wait_for_it() -> None:
+    requests = [RequestLengths(100, 200)] * 80
+    quick = simulate_closed_loop(Plain(), requests, loop(8))
+    slow = simulate_closed_loop(Plain(), requests, replace(loop(8), frontend_token_s=0.005))
+    request_s = sum(slow.ttft) + 199 * sum(slow.tpot)
+    assert 8 * 200 / request_s == pytest.approx(1 / 0.005, rel=0.05)
+    assert sum(slow.ttft) > sum(quick.ttft) + 8 * 0.005 / 2
+
+
+def test_a_frontend_that_keeps_up_delays_tokens_only_by_its_own_time() -> None:
+    requests = [RequestLengths(100, 200)] * 16
+    none = simulate_closed_loop(Plain(), requests, loop(8))
+    quick = simulate_closed_loop(Plain(), requests, replace(loop(8), frontend_token_s=1e-4))
+    assert sum(quick.tpot) == pytest.approx(sum(none.tpot), rel=0.01)
+    assert 0 < sum(quick.ttft) - sum(none.ttft) < 2 * 8 * 1e-4
 
 
 def test_one_client_waits_for_its_prompt_and_nothing_else() -> None:

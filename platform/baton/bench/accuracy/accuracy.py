@@ -414,7 +414,7 @@ def _room(row: MeasuredRow) -> int | None:
     SGLang's share of all memory is of weights and KV (`--mem-fraction-static`), not of activations.
     """
     recipe = recipe_of(row)
-    reserves_all = row.backend == "trtllm" and recipe.is_published
+    reserves_all = recipe.kv_fraction is not None
     share = recipe.static_fraction
     is_known = row.backend == "vllm" or reserves_all or share is not None
     if recipe.distinct_prompts is not None or not is_known:
@@ -424,7 +424,7 @@ def _room(row: MeasuredRow) -> int | None:
     mean_length_fraction = (1.0 + recipe.min_length_fraction) / 2
     output_tokens = row.output_tokens if reserves_all else row.output_tokens / 2
     held_tokens = round(mean_length_fraction * (row.prompt_tokens + output_tokens))
-    kv_fraction = recipe.kv_fraction
+    kv_fraction = recipe.kv_fraction or 1.0
     if share is not None:
         static_bytes = share * memory_fit.usable_bytes
         kv_fraction = (static_bytes - memory_fit.weights_bytes) / memory_fit.kv_bytes

@@ -27,6 +27,8 @@ begin with a date, or end with a number of its database."""
 _MODELS_WITH_A_WAITING_CLIENT = frozenset({"meta-llama/Llama-3.1-8B-Instruct"})
 _DATASET_PROMPTS = 100
 """Source: AIPerf, `--num-dataset-entries`, its default."""
+_TRTLLM_TOKEN_S = 80e-6
+_SGLANG_TOKEN_S = 48e-6
 _SEED = 0
 BLOCK_SIZE_TOKENS = 16
 _MAX_FRONTEND_BUSY_FRACTION = 0.5
@@ -59,13 +61,14 @@ class Recipe:
     gather_tokens: int = 0
     receive_interval_steps: int = 1
     prepares_ahead: bool = False
-    kv_fraction: float = 1.0
-    """Of the memory beside weights, for an engine that takes such a share."""
+    kv_fraction: float | None = None
+    """Of the memory beside weights, for an engine that takes such a share; None: not known."""
     static_fraction: float | None = None
     """Of all memory, for weights, keys and values, for an engine that takes such a share."""
     frontend_requests_per_s: float = math.inf
-    frontend_tokens_per_s: float = math.inf
-    """Both are the limits of the server in front of the engine."""
+    """Limit of the server in front of the engine, which is not modelled."""
+    frontend_token_s: float = 0.0
+    """Time of that server for each output token."""
 
     def is_engine_bound(self, row: MeasuredRow) -> bool:
         """Whether the frontend was at most half busy, so that the row describes the engine."""
@@ -73,7 +76,7 @@ class Recipe:
         requests_per_s = row.concurrency / request_s
         tokens_per_s = requests_per_s * row.output_tokens
         busy = requests_per_s / self.frontend_requests_per_s
-        return max(busy, tokens_per_s / self.frontend_tokens_per_s) <= _MAX_FRONTEND_BUSY_FRACTION
+        return max(busy, tokens_per_s * self.frontend_token_s) <= _MAX_FRONTEND_BUSY_FRACTION
 
     def draw_lengths(self, row: MeasuredRow) -> list[RequestLengths]:
         """Lengths of the clients' requests, in order; equal for equal rows."""
@@ -108,6 +111,7 @@ class Recipe:
             mixes_steps=self.mixes_steps,
             receive_interval_steps=self.receive_interval_steps,
             prepares_ahead=self.prepares_ahead,
+            frontend_token_s=self.frontend_token_s,
         )
 
 
@@ -295,21 +299,31 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
 
     TensorRT-LLM's rows of one model show one waiting client, as if the batch had a slot for each
     and one slot were a dummy request's that pads CUDA graphs. On H100 they level off at 36 requests
-    and 9,000 tokens a second on any number of devices.
+    and 9,000 tokens a second on any number of devices. A frontend that takes 80 us a token is
+    nearest to those rows; the later sweeps of TensorRT-LLM refute it. SGLang's 48 us are a guess
+    with H200's rows in sight, which level off at 18,000 tokens a second. No row of H100 comes near
+    that. Python's lock bounds the tokens of all clients (ai-dynamo/dynamo, pull requests 6437 and
+    10609).
 
-    Keys and values have the engines' default type: FP8 if an NVIDIA checkpoint in FP8 says so, else
-    16 bits.
+    Keys and values have 16 bits, but FP8 beside weights in FP8 of TensorRT-LLM, and of NVIDIA's
+    checkpoints. With 16 bits, 64 requests of 4,608 tokens would not fit beside Qwen3-32B on an
+    H100, and its rows show hardly a wait. TensorRT-LLM took 0.8 of the memory beside weights, by
+    the `generator`'s templates of its version.
     """
+    keeps_fp8 = row.backend == "trtllm" or row.model.startswith("nvidia/")
     recipe = Recipe(
         name=f"fixed lengths, {row.backend}",
         is_published=False,
-        kv=Dtype.FP8
-        if row.weights is Dtype.FP8 and row.model.startswith("nvidia/")
-        else Dtype.BF16,
+        kv=Dtype.FP8 if row.weights is Dtype.FP8 and keeps_fp8 else Dtype.BF16,
     )
     if row.backend == "sglang":
         chunk_tokens = _rank_chunk_tokens(recipe.max_batched_tokens, row)
-        recipe = replace(recipe, max_batched_tokens=chunk_tokens, prepares_ahead=True)
+        recipe = replace(
+            recipe,
+            max_batched_tokens=chunk_tokens,
+            prepares_ahead=True,
+            frontend_token_s=_SGLANG_TOKEN_S,
+        )
     if row.prompt_tokens % 1000 == 0:
         return _later_sweep(row, recipe)
     match row.backend:
@@ -318,9 +332,10 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
         case "trtllm":
             return replace(
                 recipe,
+                kv_fraction=0.8,
                 max_batched_tokens=max(2048, 2 * row.prompt_tokens) + row.concurrency,
                 frontend_requests_per_s=36,
-                frontend_tokens_per_s=9000,
+                frontend_token_s=_TRTLLM_TOKEN_S,
                 reserved_slots=int(row.model in _MODELS_WITH_A_WAITING_CLIENT),
             )
         case _:
@@ -331,9 +346,7 @@ def _later_sweep(row: MeasuredRow, recipe: Recipe) -> Recipe:
     if row.backend == "sglang" or find_shape(row.model).windowed_layers:
         return recipe
     recipe = replace(recipe, distinct_prompts=_DATASET_PROMPTS)
-    if row.backend == "trtllm":
-        return replace(recipe, kv=Dtype.FP8 if row.weights is Dtype.FP8 else recipe.kv)
-    return replace(recipe, warm_up_requests_per_client=2)
+    return replace(recipe, warm_up_requests_per_client=0 if row.backend == "trtllm" else 2)
 
 
 def weight_dtype(row: MeasuredRow) -> Dtype:

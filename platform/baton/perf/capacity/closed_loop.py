@@ -5,6 +5,9 @@ requests and gives the rest of the token budget to prompts, in order of arrival.
 are computed at once. All times are sums of `StepParts`: while the order of events stays the same,
 results are linear in the factors on parts. Blocks never run out; the simulator's engine models
 memory.
+
+The frontend is one thread that all prompts and output tokens pass in order. When the engine gives
+it more than it takes, tokens wait there, and so do the next prompts of the clients.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ class ClosedLoop:
     prepares_ahead: bool = False
     """Whether a step is chosen when the one before it begins, and misses what arrives meanwhile.
     Source: SGLang, `event_loop_overlap`."""
+    frontend_token_s: float = 0.0
+    """Time of the frontend for each output token."""
 
 
 class MeanLatencies(NamedTuple):
@@ -87,6 +92,9 @@ class _State:
     now_s: float = 0.0
     elapsed: StepParts = _ZERO
     unsent: deque[_Request] = field(default_factory=deque)
+    sent: list[tuple[float, int, _Request]] = field(default_factory=list)
+    """By time; not yet through the frontend."""
+    frontend_free_at_s: float = 0.0
     arriving: list[tuple[float, int, _Request]] = field(default_factory=list)
     waiting: deque[_Request] = field(default_factory=deque)
     running: list[_Request] = field(default_factory=list)
@@ -118,23 +126,29 @@ def simulate_closed_loop(
     )
     for _ in range(min(loop.clients, len(requests))):
         _send_next(state, 0.0)
-    while state.arriving or state.waiting or state.running:
+    while state.sent or state.arriving or state.waiting or state.running:
         _step(timing, state, loop)
     return MeanLatencies(_mean(state.ttfts), _mean(state.tpots))
 
 
-def _send_next(state: _State, delay_s: float) -> None:
+def _send_next(state: _State, delay_s: float, lag_s: float = 0.0) -> None:
+    """Send after `delay_s`, by a client that sees the engine's tokens `lag_s` later."""
     if state.unsent:
         request = state.unsent.popleft()
-        request.sent_at = state.elapsed
-        heapq.heappush(state.arriving, (state.now_s + delay_s, request.index, request))
+        request.sent_at = _later(state.elapsed, lag_s)
+        heapq.heappush(state.sent, (state.now_s + lag_s + delay_s, request.index, request))
 
 
 def _step(timing: StepPartsTiming, state: _State, loop: ClosedLoop) -> None:
     is_idle = not state.waiting and not state.running
     if is_idle:
-        state.now_s = max(state.now_s, state.arriving[0][0])
+        if not state.arriving:
+            _pass_prompts(state, state.sent[0][0])
+        begin_at_s = max(state.now_s, state.arriving[0][0])
+        state.elapsed = _later(state.elapsed, begin_at_s - state.now_s)
+        state.now_s = begin_at_s
         state.steps_since_received = 0
+    _pass_prompts(state, state.now_s)
     if is_idle or not loop.prepares_ahead:
         _receive(state)
     is_delaying = _is_delaying_prefill(state, loop)
@@ -143,15 +157,46 @@ def _step(timing: StepPartsTiming, state: _State, loop: ClosedLoop) -> None:
     if loop.prepares_ahead and _receive(state):
         limits = limits[0], 1
     decodes = loop.mixes_steps or not chunks
-    steps, duration = _timed_steps(timing, state.running if decodes else [], chunks, limits)
+    steps, first_s, duration = _timed_steps(
+        timing, state.running if decodes else [], chunks, limits
+    )
     state.delayed_steps = state.delayed_steps + steps if is_delaying else 0
     since_received = 0 if chunks else state.steps_since_received + steps
     state.steps_since_received = since_received % loop.receive_interval_steps
     state.elapsed = _add(state.elapsed, duration)
-    state.now_s += sum(duration)
+    tokens = sum(_finishes_prompt(request, chunk) for request, chunk in chunks)
+    tokens += len(state.running) if decodes else 0
+    lag_s = _pass(state, tokens * loop.frontend_token_s, steps, first_s, sum(duration))
     if decodes:
-        _finish_decode_steps(state, steps, loop)
-    _finish_chunks(state, chunks, loop)
+        _finish_decode_steps(state, steps, loop, lag_s)
+    _finish_chunks(state, chunks, loop, lag_s)
+
+
+def _pass_prompts(state: _State, until_s: float) -> None:
+    """Let the prompts that were sent until then through the frontend."""
+    while state.sent and state.sent[0][0] <= until_s:
+        sent_at_s, index, request = heapq.heappop(state.sent)
+        at_s = max(state.frontend_free_at_s, sent_at_s)
+        heapq.heappush(state.arriving, (at_s, index, request))
+
+
+def _pass(state: _State, work_s: float, steps: int, first_s: float, total_s: float) -> float:
+    """End some steps, each with tokens for `work_s` of the frontend; how late the last come.
+
+    Prompts are sent in the last step, if at all. The frontend has been busy since the first has
+    ended, or was waiting for the last but one.
+    """
+    if steps > 1:
+        last_s = 2 * total_s / steps - first_s
+        earlier_at_s = state.now_s + total_s - last_s
+        busy_at_s = max(state.frontend_free_at_s, state.now_s + first_s) + (steps - 1) * work_s
+        state.frontend_free_at_s = max(busy_at_s, earlier_at_s + work_s) if work_s else 0.0
+    state.now_s += total_s
+    _pass_prompts(state, state.now_s)
+    if not work_s:
+        return 0.0
+    state.frontend_free_at_s = max(state.frontend_free_at_s, state.now_s) + work_s
+    return state.frontend_free_at_s - state.now_s
 
 
 def _receive(state: _State) -> bool:
@@ -180,11 +225,12 @@ def _is_delaying_prefill(state: _State, loop: ClosedLoop) -> bool:
 def _step_limits(state: _State, loop: ClosedLoop, *, is_delaying: bool) -> tuple[float, int]:
     """Seconds and steps after which the next decision is due."""
     steps = loop.max_prefill_delay_steps - state.delayed_steps if is_delaying else _UNBOUNDED_STEPS
-    if not state.arriving:
+    if not (state.arriving or state.sent):
         return math.inf, steps
     if loop.receive_interval_steps > 1:
         return math.inf, min(steps, loop.receive_interval_steps - state.steps_since_received)
-    return state.arriving[0][0] - state.now_s, steps
+    next_at_s = min(queue[0][0] for queue in (state.arriving, state.sent) if queue)
+    return next_at_s - state.now_s, steps
 
 
 def _chunks(state: _State, loop: ClosedLoop) -> list[tuple[_Request, int]]:
@@ -206,12 +252,12 @@ def _timed_steps(
     decoding: list[_Request],
     chunks: list[tuple[_Request, int]],
     limits: tuple[float, int],
-) -> tuple[int, StepParts]:
-    """Number of steps that are taken at once, and their time."""
+) -> tuple[int, float, StepParts]:
+    """Number of steps that are taken at once, the seconds of the first, and the time of all."""
     running = len(decoding)
     context = sum(request.context_tokens for request in decoding)
     if chunks:
-        return 1, timing.parts(
+        mixed = timing.parts(
             StepBatch(
                 prefill_tokens=sum(chunk for _, chunk in chunks),
                 prefill_requests=len(chunks),
@@ -226,19 +272,25 @@ def _timed_steps(
                 ),
             )
         )
+        return 1, sum(mixed), mixed
     until_s, max_steps = limits
     first = timing.parts(StepBatch(decode_requests=running, decode_context_tokens=context))
     steps = min(max_steps, *(request.remaining_tokens for request in decoding))
-    steps = max(1, min(steps, math.ceil(min(until_s / sum(first), _UNBOUNDED_STEPS))))
+    first_s = sum(first)
+    steps = max(1, min(steps, math.ceil(min(until_s / first_s, _UNBOUNDED_STEPS))))
     if steps == 1:
-        return 1, first
-    context += running * (steps - 1)
-    last = timing.parts(StepBatch(decode_requests=running, decode_context_tokens=context))
-    return steps, _scale(_add(first, last), steps / 2)
+        return 1, first_s, first
+    while True:  # steps get longer: until that time, there may be fewer than of the first's length
+        last_context = context + running * (steps - 1)
+        last = timing.parts(StepBatch(decode_requests=running, decode_context_tokens=last_context))
+        duration = _scale(_add(first, last), steps / 2)
+        if sum(duration) - sum(last) < until_s or steps == 2:  # noqa: PLR2004 - the first and last
+            return steps, first_s, duration
+        steps -= 1
 
 
-def _finish_decode_steps(state: _State, steps: int, loop: ClosedLoop) -> None:
-    unfinished = []
+def _finish_decode_steps(state: _State, steps: int, loop: ClosedLoop, lag_s: float) -> None:
+    unfinished, seen_at = [], _later(state.elapsed, lag_s)
     for request in state.running:
         request.remaining_tokens -= steps
         request.context_tokens += steps
@@ -246,26 +298,29 @@ def _finish_decode_steps(state: _State, steps: int, loop: ClosedLoop) -> None:
             unfinished.append(request)
             continue
         gaps = request.lengths.output_tokens - 1
-        state.tpots.append(_scale(_subtract(state.elapsed, request.first_token_at), 1 / gaps))
-        _send_next(state, loop.think_time_s)
+        state.tpots.append(_scale(_subtract(seen_at, request.first_token_at), 1 / gaps))
+        _send_next(state, loop.think_time_s, lag_s)
     state.running = unfinished
 
 
-def _finish_chunks(state: _State, chunks: list[tuple[_Request, int]], loop: ClosedLoop) -> None:
+def _finish_chunks(
+    state: _State, chunks: list[tuple[_Request, int]], loop: ClosedLoop, lag_s: float
+) -> None:
+    seen_at = _later(state.elapsed, lag_s)
     for request, chunk in chunks:
         is_last = _finishes_prompt(request, chunk)
         request.computed_tokens += chunk
         if not is_last:
             continue
         state.waiting.remove(request)
-        request.first_token_at = state.elapsed
-        state.ttfts.append(_subtract(state.elapsed, request.sent_at))
+        request.first_token_at = seen_at
+        state.ttfts.append(_subtract(seen_at, request.sent_at))
         request.context_tokens = request.lengths.prompt_tokens + 1
         request.remaining_tokens = request.lengths.output_tokens - 1
         if request.remaining_tokens > 0:
             state.running.append(request)
         else:
-            _send_next(state, loop.think_time_s)
+            _send_next(state, loop.think_time_s, lag_s)
 
 
 def _finishes_prompt(request: _Request, chunk: int) -> bool:
@@ -273,6 +328,10 @@ def _finishes_prompt(request: _Request, chunk: int) -> bool:
 
 
 # Written out for speed: each step adds parts several times.
+
+
+def _later(at: StepParts, seconds: float) -> StepParts:
+    return at._replace(unscaled_s=at.unscaled_s + seconds) if seconds else at
 
 
 def _add(left: StepParts, right: StepParts) -> StepParts:

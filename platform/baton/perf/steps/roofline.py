@@ -203,7 +203,7 @@ class Roofline:
         return other_s + self._attention_factor * _attention_at(decodes, context / requests)
 
     def _compute_decode_step(self, requests: int) -> tuple[float, _DecodeCosts]:
-        """What does not depend on the context, and attention."""
+        """Time without attention, and the costs of attention."""
         layers, output = self._layer_costs(requests), self._output_costs(requests)
         other_s = (
             self._fixed_s
