@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.perf.capacity.capacity import (
@@ -427,6 +427,11 @@ LENGTHS = st.lists(
 )
 
 
+MET_IN_THE_FRONTEND = [(1091, 16, 0), (349, 15, 0), (628, 2, 0), (1, 22, 3649), (1, 5, 0)]
+"""Two of them are sent while a third holds the frontend, and the engine is idle."""
+
+
+@example([RequestLengths(*lengths) for lengths in MET_IN_THE_FRONTEND], 3, 5, 0.05)
 @given(LENGTHS, st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 1e-3, 7e-3, 0.05]))
 def test_many_steps_at_once_are_as_one_at_a_time(
     requests: list[RequestLengths], clients: int, places: int, frontend_token_s: float

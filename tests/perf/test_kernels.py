@@ -122,6 +122,17 @@ def test_a_device_without_relatives_has_times_by_its_data_sheet() -> None:
     assert kernels_of("MI300X").gemm_s(Matrix(inputs=8192, outputs=8192), 4096) > 0
 
 
+@pytest.mark.parametrize(
+    ("rows", "microseconds"), [(64, 44.5), (128, 44.1), (256, 54.4), (512, 94.3), (513, 197.4)]
+)
+def test_products_that_fill_their_tiles_take_what_was_measured(
+    rows: int, microseconds: float
+) -> None:
+    """vLLM 0.24 on H200, 16,384 outputs of 8,192 inputs."""
+    seconds = kernels_of("H200", weights=Dtype.FP8).gemm_s(Matrix(inputs=8192, outputs=16384), rows)
+    assert 1e6 * seconds == pytest.approx(microseconds, rel=0.15)
+
+
 def test_experts_in_the_tables_take_what_was_measured() -> None:
     """Source: AIConfigurator, moe table of vLLM 0.24 on H100: 64 and 8,192 tokens."""
     experts = GPT_OSS.experts
