@@ -431,7 +431,21 @@ MET_IN_THE_FRONTEND = [(1091, 16, 0), (349, 15, 0), (628, 2, 0), (1, 22, 3649), 
 """Two of them are sent while a third holds the frontend, and the engine is idle."""
 
 
+LONGER_AND_LONGER = [
+    (2201, 2, 0),
+    (1, 21, 0),
+    (707, 1, 3087),
+    (1, 2, 1088),
+    (1, 1, 0),
+    (2518, 2, 37),
+    (1, 1, 279),
+    (2912, 2, 0),
+]
+"""A prompt comes a step earlier than so many steps of the first's length take."""
+
+
 @example([RequestLengths(*lengths) for lengths in MET_IN_THE_FRONTEND], 3, 5, 0.05)
+@example([RequestLengths(*lengths) for lengths in LONGER_AND_LONGER], 5, 2, 0.05)
 @given(LENGTHS, st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 1e-3, 7e-3, 0.05]))
 def test_many_steps_at_once_are_as_one_at_a_time(
     requests: list[RequestLengths], clients: int, places: int, frontend_token_s: float

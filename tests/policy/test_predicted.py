@@ -439,12 +439,14 @@ def test_interference_counts_for_less_while_streams_are_far_ahead_of_their_tpot(
 
 
 def kept(
-    *views: ReplicaView, item: PlacementQuery | None = None, slo_impact: SloImpact | None = None
+    *views: ReplicaView,
+    item: PlacementQuery | None = None,
+    slo_impact: SloImpact | None = None,
+    timings: FixedTimings | None = None,
 ) -> list[str]:
     """The replicas that are looked at, of a large fleet."""
-    options = PlacementOptions(
-        item or query(), placement_context(*views), slo=Slo(), slo_impact=slo_impact
-    )
+    around = placement_context(*views, timings=timings or FixedTimings())
+    options = PlacementOptions(item or query(), around, slo=Slo(), slo_impact=slo_impact)
     ids = [view.replica_id for view in views]
     return [cost.view.replica_id for cost in options.costs(ids, leave_out_worse=True)]
 
@@ -478,6 +480,14 @@ def test_a_replica_that_may_be_better_is_looked_at(
     other: ReplicaView, item: PlacementQuery
 ) -> None:
     assert kept(replica_view("a", load=ONE), other, item=item) == ["a", "b"]
+
+
+def test_a_replica_of_another_pool_is_looked_at_where_its_engine_takes_another_time() -> None:
+    one = replica_view("a", load=ONE, pool="old")
+    two = replica_view("b", load=TWO, pool="new")
+    assert kept(one, two) == ["a"]
+    timings = FixedTimings(by_pool={"new": LinearTiming(per_step_s=0.001)})
+    assert kept(one, two, timings=timings) == ["a", "b"]
 
 
 def test_all_are_looked_at_where_streams_have_an_objective_or_the_least_loaded_waits() -> None:
@@ -628,6 +638,14 @@ def test_a_large_fleet_is_sampled_but_holders_are_always_looked_at() -> None:
     assert isinstance(decision, PlacementDecision)
     assert decision.route.decode_replica_id == "d123"
     assert decision.options_considered <= 9
+
+
+def test_a_large_fleet_is_sampled_but_the_sessions_replica_is_always_looked_at() -> None:
+    views = [replica_view(f"d{i:03}") for i in range(300)]
+    placer = PredictedPlacer(PredictedOptions(shortlist=4))
+    decision = placer.place(query(session_replica_id="d123"), placement_context(*views))
+    assert isinstance(decision, PlacementDecision)
+    assert decision.route.decode_replica_id == "d123"
 
 
 def test_a_large_fleet_is_sampled_among_those_that_have_not_failed() -> None:
