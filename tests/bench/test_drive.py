@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import resource
 import signal
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -281,3 +284,12 @@ def test_a_process_that_dies_takes_the_run_with_it() -> None:
     ):
         run_load(errand(server.url, plan(0.0, 0.0), 2), lambda _: None)
     killer.join(10)
+
+
+def test_a_server_closes_what_it_accepts_while_it_ends() -> None:
+    with ExitStack() as clients:
+        with CompletionServer().in_thread() as server:
+            address = "127.0.0.1", int(server.url.rpartition(":")[2])
+            for _ in range(4):
+                clients.enter_context(socket.create_connection(address))
+        gc.collect()  # of a connection that is left open, a warning

@@ -7,11 +7,13 @@ import json
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 SSE_DONE = "data: [DONE]\n\n"
+_TURNS_OF_A_CONNECTION = 5
+"""Of asyncio's loop, until an accepted connection has its answer's task."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,10 @@ class CompletionServer:
         try:
             yield self
         finally:
+            # asyncio leaves a connection open that it accepts just before its server closes.
+            asyncio.get_running_loop().remove_reader(server.sockets[0].fileno())
+            for _ in range(_TURNS_OF_A_CONNECTION):
+                await asyncio.sleep(0)
             server.close()
 
     @contextmanager
@@ -97,17 +103,19 @@ class CompletionServer:
         finally:
             loop.call_soon_threadsafe(stop.set)
             thread.join(10)
-            loop.run_until_complete(_cancel_all(asyncio.all_tasks(loop)))
+            loop.run_until_complete(_cancel_all())
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._answer(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client has gone, or the server ends
         finally:
             writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
@@ -132,12 +140,12 @@ class CompletionServer:
         return None
 
 
-async def _cancel_all(tasks: set[asyncio.Task[Any]]) -> None:
-    """Give up answers that nobody waits for any more, and let their connections close."""
+async def _cancel_all() -> None:
+    """Give up answers that nobody waits for any more; each closes its connection."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0)
 
 
 def _write_head(writer: asyncio.StreamWriter, status: str) -> None:
